@@ -50,6 +50,8 @@ type Dialer struct {
 	link     link.Dialer
 	instance wire.ID
 	log      *slog.Logger
+	life     context.Context // ends with Close
+	end      context.CancelFunc
 
 	mu      sync.Mutex
 	current *clientSession              // what new dials use
@@ -81,7 +83,9 @@ func NewDialer(cfg DialerConfig) (*Dialer, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	cfg.Link.Log = cfg.Log
+	life, end := context.WithCancel(context.Background())
 	return &Dialer{
+		life: life, end: end,
 		cfg:      cfg,
 		link:     link.Dialer{URL: u, TLS: cfg.TLS, NetDial: cfg.NetDial, Transports: cfg.Transports},
 		instance: wire.NewID(),
@@ -131,8 +135,7 @@ func (d *Dialer) session(ctx context.Context) (*clientSession, bool, error) {
 		cs = &clientSession{ready: make(chan struct{})}
 		d.current = cs
 		d.all[cs] = struct{}{}
-		// It goes on when the caller that started it gives up: others wait too.
-		d.tasks.Go(func() { d.connect(context.WithoutCancel(ctx), cs) })
+		d.tasks.Go(func() { d.connect(cs) })
 	}
 	d.mu.Unlock()
 	select {
@@ -165,9 +168,10 @@ func (d *Dialer) forget(cs *clientSession) {
 	}
 }
 
-// connect makes a session and serves its control stream until it ends.
-func (d *Dialer) connect(ctx context.Context, cs *clientSession) {
-	dialing, cancel := context.WithTimeout(ctx, matchTimeout)
+// connect makes a session and serves its control stream until it ends. It goes
+// on when the caller that started it gives up: others may wait for it too.
+func (d *Dialer) connect(cs *clientSession) {
+	dialing, cancel := context.WithTimeout(d.life, matchTimeout)
 	defer cancel()
 	sess, ctl, err := d.register(dialing)
 	cs.sess, cs.err = sess, err
@@ -280,6 +284,7 @@ func (d *Dialer) Close() error {
 	d.closed = true
 	all := slices.Collect(maps.Keys(d.all))
 	d.mu.Unlock()
+	d.end() // of what still connects
 	for _, cs := range all {
 		<-cs.ready
 		if cs.sess != nil {
