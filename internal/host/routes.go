@@ -1,0 +1,89 @@
+package host
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/hermes-reach/hermes-reach/connector"
+	"github.com/hermes-reach/hermes-reach/reach/wire"
+	"github.com/hermes-reach/hermes-reach/securelink/session"
+)
+
+// generation rises on an ordered rotation of all route tokens.
+const generation = "1"
+
+// routes makes the credentials with which devices come back through brokers.
+// It keeps no token: each is derived from the host's secret, so that a device
+// asks again after any restart and gets the one it has.
+type routes struct {
+	host   *Host
+	secret []byte
+}
+
+// token is base64url(HMAC-SHA256(secret, broker ‖ 0 ‖ credential ‖ 0 ‖ generation)).
+func (r *routes) token(broker wire.BrokerURL, credential string) string {
+	mac := hmac.New(sha256.New, r.secret)
+	fmt.Fprintf(mac, "%s\x00%s\x00%s", broker.HostPort(), credential, generation)
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// Issue publishes the route of one session at every broker. A broker that is
+// away learns of it when it is back; one that refuses is left out.
+func (r *routes) Issue(ctx context.Context, req session.RouteRequest) ([]session.RouteCredential, error) {
+	device, err := wire.ParseDigest(req.DeviceIDHash)
+	if err != nil {
+		return nil, err
+	}
+	brokers := r.host.brokers()
+	creds := make([]*session.RouteCredential, len(brokers))
+	errs := make([]error, len(brokers))
+	var all sync.WaitGroup
+	for i, b := range brokers {
+		all.Go(func() {
+			token := r.token(b.broker.URL, req.CredentialID)
+			err := b.conn.Publish(ctx, connector.Publication{
+				Kind: wire.KindRoute, ID: req.CredentialID, Digest: wire.DigestOf(token), Expires: req.Expires, Device: device,
+			})
+			if _, refused := errors.AsType[*wire.RefusedError](err); refused {
+				errs[i] = err
+				return
+			}
+			creds[i] = &session.RouteCredential{
+				BrokerURL: b.broker.URL.String(), HostID: b.broker.HostID.String(),
+				CredentialID: req.CredentialID, Token: token, Expires: req.Expires,
+			}
+		})
+	}
+	all.Wait()
+	var out []session.RouteCredential
+	for i, c := range creds {
+		switch {
+		case c == nil:
+		case brokers[i].broker.URL.HostPort() == req.Broker:
+			out = append([]session.RouteCredential{*c}, out...)
+		default:
+			out = append(out, *c)
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	return out, nil
+}
+
+// Withdraw takes a route back at every broker.
+func (r *routes) Withdraw(ctx context.Context, credentialID string) error {
+	brokers := r.host.brokers()
+	errs := make([]error, len(brokers))
+	var all sync.WaitGroup
+	for i, b := range brokers {
+		all.Go(func() { errs[i] = b.conn.Revoke(ctx, wire.KindRoute, credentialID) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
