@@ -259,12 +259,11 @@ func (s *Store) issueRoutes(ctx context.Context, sess Session, broker string) []
 	if d == nil {
 		return nil
 	}
-	hash := d.deviceHash(sess.token)
 	ctx, cancel := context.WithTimeout(ctx, s.lim.RouteTimeout)
 	defer cancel()
-	routes, err := s.opts.Routes.Issue(ctx, RouteRequest{CredentialID: sess.ID, Broker: broker,
-		DeviceIDHash: base64.RawURLEncoding.EncodeToString(hash[:]),
-		Expires:      routeEnd(sess.Expires, s.now())})
+	req := d.route(sessionRec{Token: sess.token, Expires: sess.Expires}, s.now())
+	req.Broker = broker
+	routes, err := s.opts.Routes.Issue(ctx, req)
 	if err != nil {
 		s.log.Warn("no broker route for this device: it can pair and work on other paths", "device", sess.Device.ID, "err", err)
 	}

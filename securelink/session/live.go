@@ -410,10 +410,12 @@ func (s *Store) withdrawAll() {
 			st.pending = slices.DeleteFunc(st.pending, func(id string) bool { return done[id] })
 			return nil
 		})
-		if failed == nil && err == nil {
+		s.mu.Lock()
+		untried := slices.ContainsFunc(s.st.pending, func(id string) bool { return !slices.Contains(ids, id) })
+		if err == nil && (failed == nil || untried) {
+			s.mu.Unlock()
 			continue
 		}
-		s.mu.Lock()
 		s.retry = min(max(2*s.retry, retryFirst), retryMost)
 		s.retryAt = s.now().Add(s.retry)
 		s.retrying = false
@@ -426,18 +428,24 @@ func (s *Store) withdrawAll() {
 	}
 }
 
-// withdrawEach tries each route once. The first failure ends the round: a
-// broker that is down fails them all, each after its deadline.
-func (s *Store) withdrawEach(ids []string) (done map[string]bool, err error) {
+// withdrawEach tries each route once. One that fails does not keep back the
+// others: of two brokers, the one that is up shall hear of them all. A deadline
+// ends the round, because the next ones would each wait for it too.
+func (s *Store) withdrawEach(ids []string) (done map[string]bool, failed error) {
 	done = make(map[string]bool)
 	for _, id := range ids {
 		ctx, cancel := context.WithTimeout(s.ctx, s.lim.RouteTimeout)
-		err = s.opts.Routes.Withdraw(ctx, id)
+		err := s.opts.Routes.Withdraw(ctx, id)
+		late := ctx.Err() != nil
 		cancel()
-		if err != nil {
-			return done, err
+		if err == nil {
+			done[id] = true
+			continue
 		}
-		done[id] = true
+		failed = err
+		if late {
+			break
+		}
 	}
-	return done, nil
+	return done, failed
 }

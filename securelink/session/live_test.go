@@ -10,6 +10,7 @@ import (
 
 	"github.com/coder/websocket"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // Revoking ends every socket of the device at once, and no other.
@@ -262,6 +263,59 @@ func TestWithdrawalIsRetried(t *testing.T) {
 		}
 		_ = s.Close()
 	})
+}
+
+// A route that cannot be taken back at one broker keeps no other back: neither
+// in the same round nor while the next round is still far away.
+func TestWithdrawalOfOthersGoesOn(t *testing.T) {
+	r := &fakeRoutes{}
+	inBubble(t, Options{Routes: r}, func(t *testing.T, b bench) {
+		stuck, _ := pair(t, b.s, "stuck", Mint{})
+		two, _ := pair(t, b.s, "two", Mint{})
+		r.setStuck(stuck.ID)
+		for _, id := range []string{"stuck", "two"} {
+			if _, err := b.s.Revoke(id); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		if diff := cmp.Diff([]string{two.ID}, r.taken()); diff != "" {
+			t.Error(diff)
+		}
+		r.setStuck("")
+		<-time.After(retryMost + time.Second)
+		if diff := cmp.Diff([]string{two.ID, stuck.ID}, r.taken()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// LiveRoutes names what Issue was asked for, for each session that lives.
+func TestLiveRoutes(t *testing.T) {
+	r, c := &fakeRoutes{}, newClock()
+	s := open(t, t.TempDir(), Options{Routes: r, Now: c.Now})
+	sess, _ := pair(t, s, "one", Mint{TTL: 30 * day})
+	_ = s.issueRoutes(t.Context(), sess, "")
+	brief, _ := pair(t, s, "", Mint{TTL: time.Hour}) // names no device: its token stands in
+	_ = s.issueRoutes(t.Context(), brief, "")
+	gone, _ := pair(t, s, "gone", Mint{})
+	if _, err := s.Revoke(gone.Device.ID); err != nil {
+		t.Fatal(err)
+	}
+	byID := cmpopts.SortSlices(func(a, b RouteRequest) bool { return a.CredentialID < b.CredentialID })
+	if diff := cmp.Diff(r.issued, s.LiveRoutes(), byID); diff != "" {
+		t.Error(diff)
+	}
+	c.add(2 * time.Hour)
+	if diff := cmp.Diff(r.issued[:1], s.LiveRoutes()); diff != "" {
+		t.Error(diff)
+	}
+	forever, _ := pair(t, s, "forever", Mint{TTL: Never})
+	for _, got := range s.LiveRoutes() {
+		if got.CredentialID == forever.ID && !got.Expires.Equal(c.Now().Add(routeTTL)) {
+			t.Errorf("the route of a session without end ends %v, want in %v", got.Expires, routeTTL)
+		}
+	}
 }
 
 // A revocation holds whatever the disk says, and says what the disk said.

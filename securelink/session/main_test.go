@@ -151,6 +151,7 @@ type fakeRoutes struct {
 	issued    []RouteRequest
 	withdrawn []string
 	down      error
+	stuck     string // an id that is not taken back
 	onIssue   func()
 }
 
@@ -176,6 +177,9 @@ func (f *fakeRoutes) Withdraw(_ context.Context, id string) error {
 	if f.down != nil {
 		return f.down
 	}
+	if id == f.stuck {
+		return errors.New("one of the brokers is down")
+	}
 	f.withdrawn = append(f.withdrawn, id)
 	return nil
 }
@@ -184,6 +188,12 @@ func (f *fakeRoutes) setDown(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.down = err
+}
+
+func (f *fakeRoutes) setStuck(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stuck = id
 }
 
 func (f *fakeRoutes) taken() []string {

@@ -335,6 +335,31 @@ func (s *Store) Knows(credential string) bool {
 	return false
 }
 
+// LiveRoutes lists the routes that brokers should know: one for each session
+// that has not ended, as it would be asked for at the device's next login. It
+// is for brokers that may never have heard of them, or have lost their disk.
+func (s *Store) LiveRoutes() []RouteRequest {
+	now := s.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []RouteRequest
+	for _, d := range s.st.devices {
+		for _, r := range d.Sessions {
+			if now.Before(r.Expires) {
+				out = append(out, d.route(r, now))
+			}
+		}
+	}
+	return out
+}
+
+// route asks for the route of one session of the device.
+func (d *deviceRec) route(r sessionRec, now time.Time) RouteRequest {
+	hash := d.deviceHash(r.Token)
+	return RouteRequest{CredentialID: r.credentialID(), Expires: routeEnd(r.Expires, now),
+		DeviceIDHash: base64.RawURLEncoding.EncodeToString(hash[:])}
+}
+
 func (r sessionRec) credentialID() string { return credentialID(r.Token) }
 
 // credentialID names the broker route of a session, as protocol 1 has it.
@@ -385,8 +410,11 @@ func (s *Store) change(f func(*state) error, why EndReason, atOnce bool) error {
 	}
 	if s.opts.Routes != nil {
 		s.mu.Lock()
-		next.pending = append(next.pending, lostRoutes(s.st, next)...)
-		next.pending = next.pending[max(0, len(next.pending)-maxPending):]
+		if lost := lostRoutes(s.st, next); len(lost) > 0 {
+			next.pending = append(next.pending, lost...)
+			next.pending = next.pending[max(0, len(next.pending)-maxPending):]
+			s.retryAt = time.Time{} // what is new does not wait for what failed before
+		}
 		s.mu.Unlock()
 	}
 	if atOnce {
