@@ -59,7 +59,7 @@ bench: ## measure throughput, latency and allocations, as ratios to a bare splic
 
 .PHONY: lint
 lint: ## formatting, modern Go, vet and the linters of .golangci.yml
-	@bad=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
+	@bad=$$(gofmt -l .); \
 	test -z "$$bad" || { echo "gofmt would change:" $$bad >&2; exit 1; }
 	$(GO) fix -diff ./...
 	$(TOOL) golangci-lint run ./...

@@ -238,7 +238,8 @@ func probeDashboard(u *upstream) func(context.Context) finding {
 		}
 		return finding{unprotected: true, verdict: verdict{code: "dashboard_unprotected",
 			text: "the Dashboard on this host does not ask for a login: set HERMES_DASHBOARD_BASIC_AUTH_USERNAME and " +
-				"HERMES_DASHBOARD_BASIC_AUTH_PASSWORD (or another login provider) for it and restart it"}}
+				"HERMES_DASHBOARD_BASIC_AUTH_PASSWORD for it and, because it asks nobody on 127.0.0.1, start it with " +
+				"--host 127.0.0.2 and name it here with --dashboard http://127.0.0.2:9119"}}
 	}
 }
 

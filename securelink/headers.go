@@ -261,13 +261,14 @@ func squash(path string) string {
 	var out []string
 	segments := strings.Split(path[1:], "/")
 	for i, s := range segments {
-		switch last := i == len(segments)-1; {
-		case s == "..":
+		last := i == len(segments)-1
+		switch s {
+		case "..":
 			out = out[:max(len(out)-1, 0)]
 			if last {
 				out = append(out, "")
 			}
-		case s == ".":
+		case ".":
 			if last {
 				out = append(out, "")
 			}

@@ -42,7 +42,7 @@ name of a picture of its QR code (.png), "@FILE", or "-" for standard input.`,
 			if err != nil {
 				return notReachable(err)
 			}
-			v := map[string]any{"host": j.Host, "profile": j.Profile.Name, "path": j.Path.Role, "notes": j.Notes}
+			v := map[string]any{"host": j.Host, "profile": j.Profile.Name, "path": j.Path.Role, "notes": append([]string{}, j.Notes...)}
 			return app.Result(v, func(w io.Writer) { showJoined(w, j) })
 		},
 	}

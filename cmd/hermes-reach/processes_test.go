@@ -58,7 +58,8 @@ func (l *lockedBuffer) String() string {
 func (w *world) command(ctx context.Context, home string, args ...string) *exec.Cmd {
 	args = append(args, "--debug", "--log-format", "json")
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
-	cmd.Env = []string{asProgram + "=1", "HERMES_REACH_HOME=" + home, "SSL_CERT_FILE=" + w.ca, "HOME=" + home}
+	cmd.Env = []string{asProgram + "=1", "HERMES_REACH_HOME=" + home, "SSL_CERT_FILE=" + w.ca, "HOME=" + home,
+		"GORACE=atexit_sleep_ms=0"} // or each process would end a second late
 	cmd.Stderr = w.logs
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 20 * time.Second
@@ -72,7 +73,9 @@ func (w *world) run(home, stdin string, args ...string) (int, string) {
 	defer cancel()
 	cmd := w.command(ctx, home, args...)
 	cmd.Stdin = strings.NewReader(stdin)
+	began := time.Now()
 	out, err := cmd.Output()
+	w.t.Logf("%.1f s  %v", time.Since(began).Seconds(), args)
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		w.t.Fatalf("%v: %v", args, err)
@@ -108,8 +111,10 @@ func (w *world) start(v any, home string, args ...string) (stop func()) {
 		w.t.Fatal(err)
 	}
 	stop = sync.OnceFunc(func() {
+		began := time.Now()
 		cancel()
 		_ = cmd.Wait()
+		w.t.Logf("%.1f s  to stop %v", time.Since(began).Seconds(), args)
 		if code := cmd.ProcessState.ExitCode(); code != cli.Done {
 			w.t.Errorf("%v ended with exit code %d after SIGTERM\n%s", args, code, w.logs)
 		}

@@ -36,7 +36,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reachable, 4 trust refused,
 		newStatusCommand(app),
 		newIdentityCommand(app),
 	)
-	group(root, "On the broker:")
+	group(root, "On the broker:",
+		newBrokerCommand(app),
+	)
 	group(root, "On a device:",
 		newJoinCommand(app),
 		newForwardCommand(app),

@@ -19,9 +19,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
+	switch {
+	case os.Getenv(asProgram) != "":
 		main()
 		return
+	case os.Getenv(asStandIn) != "":
+		serveStandIn()
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -335,10 +336,8 @@ func exchange(ctx context.Context, c *websocket.Conn, typ string, payload any, a
 		if kind != websocket.MessageText || err != nil || msg.channel != "system" {
 			continue
 		}
-		for _, a := range answers {
-			if msg.typ == a {
-				return msg, nil
-			}
+		if slices.Contains(answers, msg.typ) {
+			return msg, nil
 		}
 		if msg.typ == "error" && msg.id == id {
 			m, _ := members(msg.payload)

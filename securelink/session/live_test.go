@@ -67,8 +67,8 @@ func TestExpiryEndsSocket(t *testing.T) {
 	r := new(fakeRoutes)
 	inBubble(t, Options{Routes: r}, func(t *testing.T, b bench) {
 		c, ok := b.join("d", Mint{TTL: 95 * time.Second})
-		if code, reason := b.closed(c); code != websocket.StatusPolicyViolation || reason != "expired" || time.Now().Sub(ok.ExpiresAt) > time.Millisecond {
-			t.Errorf("closed with %v %q, %v after the end", code, reason, time.Now().Sub(ok.ExpiresAt))
+		if code, reason := b.closed(c); code != websocket.StatusPolicyViolation || reason != "expired" || time.Since(ok.ExpiresAt) > time.Millisecond {
+			t.Errorf("closed with %v %q, %v after the end", code, reason, time.Since(ok.ExpiresAt))
 		}
 		synctest.Wait()
 		if len(r.taken()) != 1 {
