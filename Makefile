@@ -8,8 +8,7 @@ SHELL       := /bin/bash
 
 GO        ?= go
 FUZZTIME  ?= 10s
-BENCH     ?= .
-BENCHTIME ?= 1s
+BENCHFLAGS ?=
 RACECOUNT ?= 3
 
 # The binaries of this module, and the platforms that they are released for.
@@ -55,7 +54,7 @@ interop: ## run the real Hermes Agent (from PyPI) behind broker and pin
 
 .PHONY: bench
 bench: ## measure throughput, latency and allocations, as ratios to a bare splice
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem ./bench/...
+	$(GO) run ./bench/cmd/reachbench $(BENCHFLAGS)
 
 .PHONY: lint
 lint: ## formatting, modern Go, vet and the linters of .golangci.yml

@@ -54,6 +54,13 @@ type Config struct {
 	Admit func(*wire.Open) wire.Code
 	// OnReused hears that somebody tried a bootstrap that was used.
 	OnReused func(pairingID, via string)
+	// OnUp hears that a session is up after a time without any. It should
+	// return soon.
+	OnUp func()
+
+	// OnState hears of every change of a session's state, in order for each
+	// slot. It should return soon.
+	OnState func(slot int, s SlotStatus)
 
 	// Link adjusts sessions; the zero value is right.
 	Link link.Config
@@ -73,6 +80,7 @@ type Connector struct {
 
 	mu    sync.Mutex
 	slots []SlotStatus
+	pause time.Time // no slot registers before: another process has the host
 }
 
 // New checks cfg and makes a Connector. Nothing runs before Run.
@@ -167,8 +175,11 @@ type SlotStatus struct {
 	State     string // "connecting", "connected", "waiting"
 	Since     time.Time
 	Transport string
-	Err       error // of the last attempt or session, nil while connected
-	Retry     time.Time
+	// Clone says that this registration took the host from another process
+	// with the same identity and epoch: a copy of this host runs somewhere.
+	Clone bool
+	Err   error // of the last attempt or session, nil while connected
+	Retry time.Time
 }
 
 // Status tells the state of each session.
@@ -189,8 +200,11 @@ func (c *Connector) Connected() bool {
 }
 
 func (c *Connector) setStatus(slot int, s SlotStatus) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	s.Since = time.Now()
+	c.mu.Lock()
 	c.slots[slot] = s
+	c.mu.Unlock()
+	if c.cfg.OnState != nil {
+		c.cfg.OnState(slot, s)
+	}
 }

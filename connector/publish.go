@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -38,15 +39,21 @@ type publications struct {
 	mu      sync.Mutex
 	want    map[pubKey]Publication
 	revoked map[pubKey]time.Time // taken back, until the credential would have expired
-	waiting map[string]chan error
-	live    []*link.Control
+	waiting map[string]request
+	live    []*link.Control // in the order of their registration
 	slots   chan struct{}
+}
+
+// request is a message that waits for its answer.
+type request struct {
+	answer chan error
+	on     *link.Control
 }
 
 func newPublications() *publications {
 	return &publications{
 		want: make(map[pubKey]Publication), revoked: make(map[pubKey]time.Time),
-		waiting: make(map[string]chan error), slots: make(chan struct{}, window),
+		waiting: make(map[string]request), slots: make(chan struct{}, window),
 	}
 }
 
@@ -59,20 +66,48 @@ func (p *publications) attach(ctl *link.Control) bool {
 	return len(p.live) == 1
 }
 
-// resync tells the broker everything again, one after the other: it may be a
-// new one, or have lost its disk.
-func (p *publications) resync(ctx context.Context, log *slog.Logger) {
+// resync tells the broker everything again over the session that came up, one
+// after the other: it may be a new broker, or have lost its disk. A session
+// that is up elsewhere proves nothing: it may be dead. What was taken back
+// meanwhile is left out, and what changed while it was told is told again,
+// because the change may have been faster over another session.
+func (p *publications) resync(ctx context.Context, ctl *link.Control, log *slog.Logger) {
 	revoked, want := p.snapshot(time.Now())
 	for _, k := range revoked {
-		if err := p.ask(ctx, k.revoke); err != nil {
+		if err := p.ask(ctx, ctl, k.revoke); err != nil {
 			log.Warn("revocation not repeated", "kind", k.kind, "err", err)
 		}
 	}
 	for _, pub := range want {
-		if err := p.ask(ctx, pub.message); err != nil {
+		k, told := pubKey{pub.Kind, pub.ID}, false
+		err := p.ask(ctx, ctl, func(request string) wire.Message {
+			if p.want[k] != pub {
+				return nil
+			}
+			told = true
+			return pub.message(request)
+		})
+		if err == nil && told {
+			err = p.ask(ctx, ctl, func(request string) wire.Message { return p.changed(k, pub, request) })
+		}
+		if err != nil {
 			log.Warn("publication not repeated", "kind", pub.Kind, "err", err)
 		}
 	}
+}
+
+// changed says what the broker should know of k if that is no longer pub, and
+// nil if it is. The lock is held.
+func (p *publications) changed(k pubKey, pub Publication, request string) wire.Message {
+	now, ok := p.want[k]
+	_, gone := p.revoked[k]
+	switch {
+	case ok && now != pub:
+		return now.message(request)
+	case !ok && gone:
+		return k.revoke(request)
+	}
+	return nil
 }
 
 // snapshot lists what still matters, and forgets the rest.
@@ -96,60 +131,76 @@ func (p *publications) snapshot(now time.Time) (revoked []pubKey, want []Publica
 	return revoked, want
 }
 
+// detach takes a session out. What waits for an answer over it will not get one.
 func (p *publications) detach(ctl *link.Control) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, c := range p.live {
-		if c == ctl {
-			p.live = append(p.live[:i], p.live[i+1:]...)
-			break
-		}
-	}
-	if len(p.live) == 0 {
-		for id, ch := range p.waiting {
-			ch <- ErrOffline
+	p.live = slices.DeleteFunc(p.live, func(c *link.Control) bool { return c == ctl })
+	for id, r := range p.waiting {
+		if r.on == ctl {
+			r.answer <- ErrOffline
 			delete(p.waiting, id)
 		}
 	}
 }
 
 // answer gives a request its answer; answers nobody waits for are dropped.
-func (p *publications) answer(request string, err error) {
+func (p *publications) answer(id string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if ch := p.waiting[request]; ch != nil {
-		ch <- err
-		delete(p.waiting, request)
+	if r, ok := p.waiting[id]; ok {
+		r.answer <- err
+		delete(p.waiting, id)
 	}
 }
 
-// ask sends a message and waits for its answer.
-func (p *publications) ask(ctx context.Context, message func(request string) wire.Message) error {
+// ask sends a message and waits for its answer, over the session on, or, if that
+// is nil, over the latest and then over others while there are any. The message
+// is made while mu is held; nil sends nothing.
+func (p *publications) ask(ctx context.Context, on *link.Control, message func(request string) wire.Message) error {
 	select {
 	case p.slots <- struct{}{}:
 		defer func() { <-p.slots }()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	request := wire.NewID().String()
-	ch := make(chan error, 1)
+	for {
+		id, answer, err := p.send(on, message)
+		if answer == nil {
+			return err
+		}
+		select {
+		case err = <-answer:
+		case <-ctx.Done():
+			p.mu.Lock()
+			delete(p.waiting, id)
+			p.mu.Unlock()
+			return context.Cause(ctx)
+		}
+		if on != nil || !errors.Is(err, ErrOffline) {
+			return err
+		}
+	}
+}
+
+func (p *publications) send(on *link.Control, message func(request string) wire.Message) (string, <-chan error, error) {
 	p.mu.Lock()
-	if len(p.live) == 0 {
-		p.mu.Unlock()
-		return ErrOffline
+	defer p.mu.Unlock()
+	switch {
+	case on == nil && len(p.live) > 0:
+		on = p.live[len(p.live)-1]
+	case on == nil || !slices.Contains(p.live, on):
+		return "", nil, ErrOffline
 	}
-	p.waiting[request] = ch
-	p.live[0].Send(message(request))
-	p.mu.Unlock()
-	select {
-	case err := <-ch:
-		return err
-	case <-ctx.Done():
-		p.mu.Lock()
-		delete(p.waiting, request)
-		p.mu.Unlock()
-		return context.Cause(ctx)
+	id := wire.NewID().String()
+	m := message(id)
+	if m == nil {
+		return "", nil, nil
 	}
+	answer := make(chan error, 1)
+	p.waiting[id] = request{answer, on}
+	on.Send(m)
+	return id, answer, nil
 }
 
 func (pub Publication) message(request string) wire.Message {
@@ -173,16 +224,26 @@ func (k pubKey) revoke(request string) wire.Message {
 	return m
 }
 
+// sayable refuses what cannot be a message before it is remembered: it would
+// end every session that is to carry it.
+func sayable(message func(request string) wire.Message) error {
+	_, err := wire.AppendMessage(nil, message(wire.NewID().String()))
+	return err
+}
+
 // Publish lets devices use a credential and returns when the broker has it on
 // disk. It is remembered even if the broker is away (ErrOffline) and then told
 // when it is back; a refusal is a *wire.RefusedError and is not retried.
 func (c *Connector) Publish(ctx context.Context, pub Publication) error {
 	k := pubKey{pub.Kind, pub.ID}
+	if err := sayable(pub.message); err != nil {
+		return fmt.Errorf("publish a %s: %w", pub.Kind, err)
+	}
 	c.pubs.mu.Lock()
 	c.pubs.want[k] = pub
 	delete(c.pubs.revoked, k)
 	c.pubs.mu.Unlock()
-	err := c.pubs.ask(ctx, pub.message)
+	err := c.pubs.ask(ctx, nil, pub.message)
 	if _, refused := errors.AsType[*wire.RefusedError](err); refused {
 		c.pubs.mu.Lock()
 		delete(c.pubs.want, k)
@@ -198,6 +259,9 @@ func (c *Connector) Publish(ctx context.Context, pub Publication) error {
 // nothing more. Like Publish it is remembered while the broker is away.
 func (c *Connector) Revoke(ctx context.Context, kind wire.Kind, id string) error {
 	k := pubKey{kind, id}
+	if err := sayable(k.revoke); err != nil {
+		return fmt.Errorf("revoke a %s: %w", kind, err)
+	}
 	c.pubs.mu.Lock()
 	until := time.Now().Add(30 * 24 * time.Hour)
 	if pub, ok := c.pubs.want[k]; ok {
@@ -206,7 +270,7 @@ func (c *Connector) Revoke(ctx context.Context, kind wire.Kind, id string) error
 	delete(c.pubs.want, k)
 	c.pubs.revoked[k] = until
 	c.pubs.mu.Unlock()
-	err := c.pubs.ask(ctx, k.revoke)
+	err := c.pubs.ask(ctx, nil, k.revoke)
 	if err != nil {
 		return fmt.Errorf("revoke a %s at %s: %w", kind, c.cfg.URL.HostPort(), err)
 	}

@@ -499,7 +499,7 @@ func TestRest(t *testing.T) {
 	}
 }
 
-// The server name behind a broker says nothing; nothing is sent for an address.
+// The server name behind a broker, and that of an address, says nothing.
 func TestServerName(t *testing.T) {
 	h := newHost(t, http.HandlerFunc(saysDoor))
 	names := make(chan string, 10)
@@ -509,7 +509,7 @@ func TestServerName(t *testing.T) {
 		return inner(hello)
 	}
 	direct, broker := h.door("direct"), h.broker()
-	for role, want := range map[endpoints.Role]string{endpoints.RolePluginProxy: "", endpoints.RoleOutboundBroker: "link.invalid"} {
+	for role, want := range map[endpoints.Role]string{endpoints.RolePluginProxy: "link.invalid", endpoints.RoleOutboundBroker: "link.invalid"} {
 		c := newClient(t, Config{Profile: h.profile(direct.candidate(0), broker.candidate(1, direct.addr)), Only: role, NewBroker: broker.factory}, newClock())
 		if _, err := get(t, c, "/"); err != nil {
 			t.Fatal(err)

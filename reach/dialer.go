@@ -95,10 +95,12 @@ func NewDialer(cfg DialerConfig) (*Dialer, error) {
 }
 
 // DialContext opens one stream to the host. A broker's or the host's no is a
-// *wire.RefusedError. A session that died is replaced once within a call.
+// *wire.RefusedError. A session that died, or takes no new streams any more, is
+// replaced once within a call.
 func (d *Dialer) DialContext(ctx context.Context) (net.Conn, error) {
 	conn, fresh, err := d.dial(ctx)
-	if errors.Is(err, link.ErrSessionClosed) && !fresh && ctx.Err() == nil {
+	again := errors.Is(err, link.ErrSessionClosed) || wire.CodeOf(err) == wire.CodeDraining
+	if again && !fresh && ctx.Err() == nil {
 		conn, _, err = d.dial(ctx)
 	}
 	if err != nil {
@@ -115,7 +117,7 @@ func (d *Dialer) dial(ctx context.Context) (conn net.Conn, fresh bool, err error
 		return nil, fresh, err
 	}
 	conn, err = d.open(ctx, cs.sess)
-	if err != nil && cs.sess.Err() != nil {
+	if err != nil && (cs.sess.Err() != nil || wire.CodeOf(err) == wire.CodeDraining) {
 		d.forget(cs)
 	}
 	return conn, fresh, err
@@ -216,19 +218,10 @@ func (d *Dialer) register(ctx context.Context) (*link.Session, *link.Control, er
 func (d *Dialer) control(ctl *link.Control) error {
 	for {
 		m, err := ctl.Receive()
-		if unknown, ok := errors.AsType[*wire.UnknownTypeError](err); ok {
-			d.log.Debug("control message not understood", "type", unknown.Type)
-			ctl.Send(&wire.Error{Code: wire.CodeMalformed})
-			continue
-		}
 		if err != nil {
 			return err
 		}
 		switch m := m.(type) {
-		case *wire.Ping:
-			ctl.Send(&wire.Pong{T: m.T})
-		case *wire.Reset:
-			ctl.Session().Reset(m.StreamID, m.Code)
 		case *wire.Drain:
 			d.drain(ctl.Session())
 		case *wire.Error:
@@ -256,7 +249,8 @@ func (d *Dialer) open(ctx context.Context, sess *link.Session) (net.Conn, error)
 	if err != nil {
 		return nil, err
 	}
-	defer context.AfterFunc(ctx, func() { st.Abort(wire.CodeClosed) })()
+	stop := context.AfterFunc(ctx, func() { st.Abort(wire.CodeClosed) })
+	defer stop()
 	if err := wire.WriteMessage(st, &wire.Dial{}); err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
@@ -270,6 +264,10 @@ func (d *Dialer) open(ctx context.Context, sess *link.Session) (net.Conn, error)
 	switch m := m.(type) {
 	case *wire.Matched:
 		st.Bind(m.StreamID)
+		if !stop() {
+			st.Abort(wire.CodeClosed) // now with its name
+			return nil, context.Cause(ctx)
+		}
 		return link.NewConn(st, sess.Carrier().LocalAddr(), Addr{Broker: d.link.URL.HostPort(), StreamID: m.StreamID}), nil
 	case *wire.Error:
 		return nil, errors.Join(m.Refused(), st.Close())

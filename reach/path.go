@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -17,10 +18,12 @@ import (
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
-// brokerSNI is the server name of the inner handshake behind a broker. It says
+// neutralSNI is the server name of the inner handshake behind a broker. It says
 // nothing: the broker could read it (docs/protocol/reach-v2.md, "The inner
-// handshake").
-const brokerSNI = "link.invalid"
+// handshake"). Where the host is an address, which no server name can be, it
+// asks for the newest leaf: without a name the host would choose by the address
+// it has itself, which behind a port forward is another.
+const neutralSNI = "link.invalid"
 
 // Bounds of what a route keeps.
 const (
@@ -191,8 +194,8 @@ func (r *route) throughBroker(cfg Config, cand *endpoints.Candidate) error {
 func (r *route) prepare(c *Client, pin pins.Pin) {
 	host, _, _ := net.SplitHostPort(r.Authority) // Authority is made by JoinHostPort
 	want := pins.Client{Pin: pin, Host: host, Now: c.now, Resume: true}
-	if r.Broker != "" {
-		want.SNI = brokerSNI
+	if _, err := netip.ParseAddr(host); err == nil || r.Broker != "" {
+		want.SNI = neutralSNI
 	}
 	r.pinned = pins.ClientConfig(want)
 	r.pinned.NextProtos = []string{"http/1.1"}

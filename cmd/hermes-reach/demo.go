@@ -6,11 +6,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/hermes-reach/hermes-reach/endpoints"
 	"github.com/hermes-reach/hermes-reach/internal/cli"
 	"github.com/hermes-reach/hermes-reach/internal/demo"
 	"github.com/hermes-reach/hermes-reach/internal/host"
@@ -61,7 +61,29 @@ func showCheck(app *cli.App, c demo.Check) {
 	if !c.OK {
 		mark = cli.Cell{Text: "FAIL", Mood: cli.Bad}
 	}
-	app.Table(app.Stdout, nil, []cli.Cell{mark, {Text: fmt.Sprintf("%-56s", c.Name)}, {Text: c.Detail, Mood: cli.Faint}})
+	const indent, name = 6, 56
+	columns, _ := app.Window(app.Stdout)
+	if columns == 0 || indent+name+2+len(c.Detail) <= columns {
+		app.Table(app.Stdout, nil, []cli.Cell{mark, {Text: fmt.Sprintf("%-*s", name, c.Name)}, {Text: c.Detail, Mood: cli.Faint}})
+		return
+	}
+	app.Table(app.Stdout, nil, []cli.Cell{mark, {Text: c.Name}})
+	for _, line := range wrap(c.Detail, columns-indent) {
+		app.Table(app.Stdout, nil, []cli.Cell{{Text: strings.Repeat(" ", indent-2)}, {Text: line, Mood: cli.Faint}})
+	}
+}
+
+// wrap breaks text between words into lines of at most width bytes, where its
+// words allow that.
+func wrap(text string, width int) (lines []string) {
+	for word := range strings.FieldsSeq(text) {
+		if n := len(lines); n > 0 && len(lines[n-1])+1+len(word) <= width {
+			lines[n-1] += " " + word
+		} else {
+			lines = append(lines, word)
+		}
+	}
+	return lines
 }
 
 func summary(w io.Writer, rep demo.Report, took time.Duration) {
@@ -86,10 +108,9 @@ func keepUp(ctx context.Context, app *cli.App, inv *host.Invite, ca []byte) erro
 		return err
 	}
 	err = app.Result(map[string]any{"invite": inv.Text, "ca": file, "expires_at": inv.Expires}, func(w io.Writer) {
-		if app.Terminal(app.Stdout) {
-			_ = endpoints.TerminalQR(w, inv.QR)
-		}
-		fmt.Fprintf(w, "\nJoin from another terminal:\n\n  hermes-reach join '%s' --ca %s\n  hermes-reach probe --ca %s\n\nCtrl-C ends it.\n", inv.Text, file, file)
+		fmt.Fprintf(w, "\nIn another terminal run `hermes-reach join - --ca %s` and paste this line:\n\n%s\n\n"+
+			"then `hermes-reach probe --ca %s`. Ctrl-C here ends it.\n", file, inv.Text, file)
+		drawQR(app, w, inv.QR)
 	})
 	if err != nil {
 		return err

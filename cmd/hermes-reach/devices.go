@@ -20,6 +20,9 @@ func newDevicesCommand(app *cli.App) *cobra.Command {
 		Use: "shorten ID", Short: "Take time or grants away from a device", Args: cobra.ExactArgs(1),
 		Example: "  hermes-reach devices shorten 3f2a --ttl 1d",
 		RunE: withOperator(app, func(cmd *cobra.Command, op *operator.Operator, args []string) error {
+			if err := checkAuthority(shorter); err != nil {
+				return err
+			}
 			d, err := op.Shorten(cmd.Context(), args[0], shorter)
 			return showDevice(app, d, err)
 		}),
@@ -60,16 +63,44 @@ func newDevicesCommand(app *cli.App) *cobra.Command {
 // withOperator is RunE of a command that asks the running host.
 func withOperator(app *cli.App, run func(*cobra.Command, *operator.Operator, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		dir, err := app.StateDir(cmd)
+		op, err := askHost(app, cmd)
 		if err != nil {
 			return err
 		}
-		op, err := operator.New(cmd.Context(), dir)
-		if err != nil {
-			return cli.Exit(cli.NotReachable, err, "%v", operator.ErrNotRunning)
-		}
 		return run(cmd, op, args)
 	}
+}
+
+// askHost finds the running host, and waits for one that is starting.
+func askHost(app *cli.App, cmd *cobra.Command) (*operator.Operator, error) {
+	dir, err := app.StateDir(cmd)
+	if err != nil {
+		return nil, err
+	}
+	if !operator.Running(cmd.Context(), dir) {
+		app.Progress("No host answers in %s. Waiting up to 10 s for one that starts…", dir)
+	}
+	op, err := operator.New(cmd.Context(), dir)
+	if err != nil {
+		return nil, cli.Exit(cli.NotReachable, err, "%v (looked in %s)", operator.ErrNotRunning, dir)
+	}
+	return op, nil
+}
+
+// checkAuthority refuses lifetimes and grants that cannot be read, before a
+// host is asked.
+func checkAuthority(req host.PairRequest) error {
+	var err error
+	if req.TTL != "" {
+		_, err = session.ParseTTL(req.TTL)
+	}
+	if err == nil && req.Grants != "" {
+		_, err = session.ParseGrants(req.Grants)
+	}
+	if err != nil {
+		return cli.Exit(cli.WrongUsage, err, "%v", err)
+	}
+	return nil
 }
 
 func listDevices(app *cli.App, w io.Writer, devices []session.Device) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hermes-reach/hermes-reach/internal/cli"
+	"github.com/hermes-reach/hermes-reach/internal/host/holder"
 	"github.com/hermes-reach/hermes-reach/reach/forward"
 )
 
@@ -57,9 +59,24 @@ browser, once; scripts send the key in the header X-Reach-Key.`,
 	return cli.LongRunning(cli.OnDevice(cmd))
 }
 
+// forwardListener opens what devices' own programs connect to. Nothing but
+// loopback is opened even for a moment.
 func forwardListener(listen, unix string) (net.Listener, error) {
 	if unix != "" {
 		return forward.ListenUnix(unix)
 	}
-	return net.Listen("tcp", listen)
+	host, _, err := net.SplitHostPort(listen)
+	ip := net.ParseIP(host)
+	if err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return nil, cli.Usagef("--listen %s is not a loopback address with a port, such as 127.0.0.1:8788: "+
+			"this is never served to a network", listen)
+	}
+	ln, err := holder.Listen(listen)
+	if errors.Is(err, holder.ErrTaken) {
+		return nil, fmt.Errorf("%w: choose another address with --listen", err)
+	}
+	if err != nil {
+		return nil, cli.Exit(cli.WrongUsage, err, "--listen %s: %v", listen, err)
+	}
+	return ln, nil
 }

@@ -120,7 +120,7 @@ func addHeaders(app *cli.App, req *http.Request, arg string) error {
 	return nil
 }
 
-func (f *getFlags) run(app *cli.App, c *reach.Client, req *http.Request) error {
+func (f *getFlags) run(app *cli.App, c *reach.Client, req *http.Request) (err error) {
 	res, err := c.HTTPClient().Do(req)
 	if err != nil {
 		return notReachable(err)
@@ -134,9 +134,20 @@ func (f *getFlags) run(app *cli.App, c *reach.Client, req *http.Request) error {
 		if err != nil {
 			return err
 		}
-		defer func() { _ = file.Close() }()
+		defer func() { err = errors.Join(err, file.Close()) }()
 		out = file
 	}
+	if err := f.write(out, res); err != nil {
+		return err
+	}
+	if res.StatusCode >= http.StatusBadRequest {
+		return cli.Exit(cli.Failed, errors.New(res.Status), "the host answered %s", res.Status)
+	}
+	return nil
+}
+
+// write writes the answer as it comes.
+func (f *getFlags) write(out io.Writer, res *http.Response) error {
 	if f.include {
 		fmt.Fprintf(out, "%s %s\n", res.Proto, res.Status)
 		if err := res.Header.Write(out); err != nil {
@@ -144,11 +155,26 @@ func (f *getFlags) run(app *cli.App, c *reach.Client, req *http.Request) error {
 		}
 		fmt.Fprintln(out)
 	}
-	if _, err := io.Copy(out, res.Body); err != nil {
+	body := &watched{r: res.Body}
+	if _, err := io.Copy(out, body); err != nil {
+		if body.err == nil {
+			return fmt.Errorf("write the answer: %w", err)
+		}
 		return cli.Exit(cli.Failed, err, "the answer was cut before its end: %v", err)
 	}
-	if res.StatusCode >= http.StatusBadRequest {
-		return cli.Exit(cli.Failed, errors.New(res.Status), "the host answered %s", res.Status)
-	}
 	return nil
+}
+
+// watched remembers that reading failed, and not writing.
+type watched struct {
+	r   io.Reader
+	err error
+}
+
+func (w *watched) Read(p []byte) (int, error) {
+	n, err := w.r.Read(p)
+	if !errors.Is(err, io.EOF) {
+		w.err = err
+	}
+	return n, err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -39,6 +40,10 @@ name of a picture of its QR code (.png), "@FILE", or "-" for standard input.`,
 			}
 			app.Progress("Looking for a way to the host…")
 			j, err := reach.Join(cmd.Context(), store, invite, reach.JoinOptions{Profile: as, Device: thisDevice(name), Client: cfg})
+			if errors.Is(err, endpoints.ErrInvite) {
+				return cli.Exit(cli.WrongUsage, err, "this is no invite: give the whole line that `hermes-reach pair` printed, "+
+					"a picture of its QR code (.png), @FILE, or - to paste it")
+			}
 			if err != nil {
 				return notReachable(err)
 			}

@@ -31,13 +31,12 @@ text for "hermes-reach join". It pairs one device and is good for ten minutes.
 Whoever has it can join, so show it to nobody else.`,
 		Example: "  hermes-reach pair --ttl 90d",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			dir, err := app.StateDir(cmd)
-			if err != nil {
+			if err := checkAuthority(f.req); err != nil {
 				return err
 			}
-			op, err := operator.New(cmd.Context(), dir)
+			op, err := askHost(app, cmd)
 			if err != nil {
-				return cli.Exit(cli.NotReachable, err, "%v", operator.ErrNotRunning)
+				return err
 			}
 			inv, err := op.Pair(cmd.Context(), f.req)
 			if err != nil {
@@ -62,39 +61,65 @@ Whoever has it can join, so show it to nobody else.`,
 // show prints the invite. With --json it is one object, and waiting prints
 // another.
 func (f pairFlags) show(app *cli.App, inv *host.Invite) error {
-	for path, write := range map[string]func(string, string) error{f.png: endpoints.WritePNGFile, f.svg: endpoints.WriteSVGFile} {
-		if path == "" {
+	for _, picture := range []struct {
+		file  string
+		write func(file, text string) error
+	}{{f.png, endpoints.WritePNGFile}, {f.svg, endpoints.WriteSVGFile}} {
+		if picture.file == "" {
 			continue
 		}
-		if err := write(path, inv.QR); err != nil {
+		if err := picture.write(picture.file, inv.QR); err != nil {
 			return err
 		}
 	}
 	return app.Result(inv, func(w io.Writer) {
-		if f.png == "" && f.svg == "" && !f.text {
-			f.draw(app, w, inv)
-		}
 		if f.text {
 			fmt.Fprintln(w, inv.Text)
 			return
 		}
-		fmt.Fprintf(w, "\nOn a laptop or headset: hermes-reach join '%s'\n\n", inv.Text)
-		fmt.Fprintf(w, "It offers, the best first:\n")
-		for _, c := range inv.Candidates {
-			fmt.Fprintf(w, "  %s\n", cli.Clean(c))
+		f.describe(w, inv)
+		if f.png == "" && f.svg == "" { // last, where it can be seen as a whole
+			drawQR(app, w, inv.QR)
 		}
-		for _, n := range inv.Notes {
-			fmt.Fprintf(w, "  %s\n", cli.Clean(n))
-		}
-		fmt.Fprintf(w, "Good for one device until %s.\n", inv.Expires.Local().Format(time.TimeOnly))
+		fmt.Fprintf(w, "The invite is good for one device until %s.\n", inv.Expires.Local().Format(time.TimeOnly))
 	})
 }
 
-func (f pairFlags) draw(app *cli.App, w io.Writer, inv *host.Invite) {
+func (f pairFlags) describe(w io.Writer, inv *host.Invite) {
+	fmt.Fprintf(w, "On a laptop or headset run `hermes-reach join -` and paste this line:\n\n%s\n\n", inv.Text)
+	fmt.Fprintf(w, "It offers, the best first:\n")
+	for _, c := range inv.Candidates {
+		fmt.Fprintf(w, "  %s\n", cli.Clean(c))
+	}
+	for _, n := range inv.Notes {
+		fmt.Fprintf(w, "  %s\n", cli.Clean(n))
+	}
+	fmt.Fprintln(w)
+	for _, file := range []string{f.png, f.svg} {
+		if file != "" {
+			fmt.Fprintf(w, "The QR code for the phone app is in %s, which only you can read: remove it after use.\n", file)
+		}
+	}
+}
+
+// drawQR draws a QR code for the phone app where it can be seen as a whole: one
+// that wraps or scrolls away scans as nothing.
+func drawQR(app *cli.App, w io.Writer, text string) {
 	if !app.Terminal(app.Stdout) {
 		return
 	}
-	if err := endpoints.TerminalQR(w, inv.QR); err != nil {
+	const below = 3 // lines that follow it
+	columns, rows, err := endpoints.TerminalSize(text)
+	if err != nil {
+		fmt.Fprintf(w, "The QR code cannot be drawn: %v\n", err)
+		return
+	}
+	if c, r := app.Window(app.Stdout); c < columns || r < rows+below {
+		fmt.Fprintf(w, "The QR code for the phone app needs a window of %d x %d characters, and this one has %d x %d.\n"+
+			"Make it larger, or its font smaller, and run this again; or write a picture with --png FILE.\n", columns, rows+below, c, r)
+		return
+	}
+	if err := endpoints.TerminalQR(w, text); err != nil {
 		fmt.Fprintf(w, "The QR code cannot be drawn: %v\n", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hermes-reach/hermes-reach/internal/cli"
 	"github.com/hermes-reach/hermes-reach/reach"
+	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
 func newProbeCommand(app *cli.App) *cobra.Command {
@@ -53,8 +54,8 @@ func showProbe(app *cli.App, w io.Writer, results []reach.ProbeResult) {
 		if r.State == reach.StateReachable {
 			mood, rtt = cli.Good, fmt.Sprintf("%.1f ms", r.RTT)
 		}
-		if r.Broker != "" {
-			where = r.Broker
+		if u, err := wire.ParseBrokerURL(r.Broker, true); err == nil {
+			where = u.HostPort()
 		}
 		mark := ""
 		if r.Chosen {
@@ -65,5 +66,5 @@ func showProbe(app *cli.App, w io.Writer, results []reach.ProbeResult) {
 			{Text: r.State, Mood: mood}, {Text: rtt}, {Text: r.Security}, {Text: r.Reason, Mood: cli.Faint},
 		})
 	}
-	app.Table(w, []string{"", "PRIORITY", "ROLE", "WHERE", "STATE", "HANDSHAKE", "SECURITY", "WHY"}, rows...)
+	app.Table(w, []string{"", "#", "ROLE", "WHERE", "STATE", "TIME", "SECURITY", "WHY"}, rows...)
 }

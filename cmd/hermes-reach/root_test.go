@@ -14,7 +14,9 @@ import (
 	"go.uber.org/goleak"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/hermes-reach/hermes-reach/endpoints"
 	"github.com/hermes-reach/hermes-reach/internal/cli"
+	"github.com/hermes-reach/hermes-reach/internal/host"
 	"github.com/hermes-reach/hermes-reach/pins"
 )
 
@@ -144,6 +146,8 @@ func TestVersion(t *testing.T) {
 func TestClassify(t *testing.T) {
 	for err, want := range map[error]int{
 		fmt.Errorf("dial: %w", &pins.TrustError{Err: pins.ErrPin}): cli.TrustRefused,
+		fmt.Errorf("start: %w", &host.ConfigError{Err: io.EOF}):    cli.WrongUsage,
+		fmt.Errorf("join: %w", endpoints.ErrInvite):                cli.WrongUsage,
 		io.ErrUnexpectedEOF: 0,
 	} {
 		if got := classify(err); got != want {

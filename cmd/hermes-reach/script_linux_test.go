@@ -57,7 +57,7 @@ func TestRunByScript(t *testing.T) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "unshare", "--map-root-user", "--net", "--kill-child", "--pid", "--fork", "bash", "-euc",
 		"ip link set lo up\n"+asStandIn+"=1 "+os.Args[0]+" &\nhermes=$!\nset -m\n"+
-			strings.Replace(script, "kill %3 %2 %1\nwait", "kill %4 %3 %2\nwait %4 %3 %2\nkill $hermes\necho all is over", 1))
+			strings.Replace(script, "kill %3 %2 %1\nwait", "kill %4 %3 %2 $hermes\nwait\necho all is over", 1))
 	cmd.Dir = dir
 	cmd.Env = []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + dir, "GORACE=atexit_sleep_ms=0"}
 	var out strings.Builder

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -34,14 +35,18 @@ directly) nor a Hermes service (its path then answers 503 and says why).`,
 			}
 			cfg.Log = app.Log
 			cfg.Ready = func(st host.Status) { _ = app.Result(st, func(w io.Writer) { showHost(app, w, st) }) }
+			hup := make(chan os.Signal, 1) // before the start: one that comes early must not kill us
+			signal.Notify(hup, syscall.SIGHUP)
+			defer signal.Stop(hup)
 			h, err := host.New(cfg)
 			if err != nil {
 				return err
 			}
-			hup := make(chan os.Signal, 1)
-			signal.Notify(hup, syscall.SIGHUP)
-			defer signal.Stop(hup)
-			go reloadOn(app, hup, h, cmd.Context().Done())
+			done := make(chan struct{})
+			var reloads sync.WaitGroup
+			reloads.Go(func() { reloadOn(app, hup, h, done) })
+			defer reloads.Wait()
+			defer close(done)
 			return h.Run(cmd.Context())
 		},
 	}

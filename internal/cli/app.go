@@ -60,6 +60,10 @@ type App struct {
 	// Terminal reports whether a person looks at w.
 	Terminal func(w io.Writer) bool
 
+	// Window is the size of the terminal behind w, in characters; 0 if there is
+	// none.
+	Window func(w io.Writer) (columns, rows int)
+
 	// Classify gives the exit code of an error that this package cannot know,
 	// such as a refused pin; 0 leaves it to the general rules. It may be nil.
 	Classify func(error) int
@@ -94,6 +98,7 @@ func New() *App {
 		UserHome:  os.UserHomeDir,
 		GOOS:      runtime.GOOS,
 		Terminal:  isTerminal,
+		Window:    window,
 		Log:       slog.New(slog.DiscardHandler),
 	}
 }

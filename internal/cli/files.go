@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"strings"
+
+	"golang.org/x/term"
 )
 
 const (
@@ -48,11 +50,56 @@ func (a *App) secret(arg string) (string, error) {
 		return "", Usagef("standard input (-) can be used for one argument only")
 	}
 	a.stdinTaken = true
+	if file, ok := a.Stdin.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+		return a.pasted(file)
+	}
 	text, err := bounded(a.Stdin, MaxSecret)
 	if err != nil {
 		return "", fmt.Errorf("read standard input: %w", err)
 	}
 	return string(text), nil
+}
+
+// pasted reads one line from a terminal, unseen. The terminal's own line editor
+// would cut a line at 4095 characters (on macOS at 1024), and an invite is longer.
+func (a *App) pasted(tty *os.File) (text string, err error) {
+	fmt.Fprintln(a.Stderr, "Paste it here and press Enter. It is not shown.")
+	old, err := term.MakeRaw(int(tty.Fd()))
+	if err != nil {
+		return "", fmt.Errorf("read the terminal: %w", err)
+	}
+	defer func() { err = errors.Join(err, term.Restore(int(tty.Fd()), old)) }()
+	return line(tty, MaxSecret)
+}
+
+// line reads what is typed or pasted into a raw terminal up to the end of the
+// first line with something in it.
+func line(r io.Reader, limit int) (string, error) {
+	var text []byte
+	buf := make([]byte, 4096)
+	for {
+		n, err := r.Read(buf)
+		for _, c := range buf[:n] {
+			switch {
+			case c == 3: // Ctrl-C: the terminal does not make a signal of it
+				return "", Exit(Interrupted, nil, "interrupted")
+			case c == 4, (c == '\r' || c == '\n') && len(text) > 0: // Ctrl-D, Enter
+				return string(text), nil
+			case c == 8 || c == 127:
+				text = text[:max(0, len(text)-1)]
+			case c >= ' ':
+				text = append(text, c)
+			}
+		}
+		switch {
+		case len(text) > limit:
+			return "", fmt.Errorf("read the terminal: %w: more than %d bytes", errTooLong, limit)
+		case errors.Is(err, io.EOF):
+			return string(text), nil
+		case err != nil:
+			return "", fmt.Errorf("read the terminal: %w", err)
+		}
+	}
 }
 
 // source names where an argument's value comes from, without the value.

@@ -7,11 +7,13 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 )
 
@@ -122,3 +124,34 @@ func TestRoots(t *testing.T) {
 }
 
 const broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+// TestLine reads what terminals send in raw mode.
+func TestLine(t *testing.T) {
+	long := strings.Repeat("x", 20000) // longer than any terminal's own line
+	for name, tt := range map[string]struct {
+		in, want string
+		fails    bool
+	}{
+		"Enter":          {"abc\rrest", "abc", false},
+		"line feed":      {"abc\nrest", "abc", false},
+		"empty first":    {"\r\n\rabc\r", "abc", false},
+		"Ctrl-D":         {"abc\x04", "abc", false},
+		"end":            {"abc", "abc", false},
+		"nothing":        {"\x04", "", false},
+		"Backspace":      {"\x7fabd\x7fc\x08c\r", "abc", false},
+		"control bytes":  {"a\x1b\x00bc\r", "abc", false},
+		"long":           {long + "\r", long, false},
+		"Ctrl-C":         {"abc\x03\r", "", true},
+		"without an end": {strings.Repeat("y", MaxSecret+1), "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := line(iotest.HalfReader(strings.NewReader(tt.in)), MaxSecret)
+			if got != tt.want || (err != nil) != tt.fails {
+				t.Errorf("line = %d bytes, %v; want %d", len(got), err, len(tt.want))
+			}
+			if e, ok := errors.AsType[*ExitError](err); name == "Ctrl-C" && (!ok || e.Code != Interrupted) {
+				t.Errorf("Ctrl-C = %v, want the code %d", err, Interrupted)
+			}
+		})
+	}
+}

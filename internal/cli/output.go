@@ -18,6 +18,18 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
+func window(w io.Writer) (columns, rows int) {
+	file, ok := w.(*os.File)
+	if !ok {
+		return 0, 0
+	}
+	columns, rows, err := term.GetSize(int(file.Fd()))
+	if err != nil {
+		return 0, 0
+	}
+	return columns, rows
+}
+
 // JSON reports whether the result is for a script (--json). Then nothing but
 // objects, by [App.PrintJSON] or [App.Result], goes to Stdout.
 func (a *App) JSON() bool { return a.opts.json }

@@ -70,7 +70,7 @@ func (r *run) all(ctx context.Context) {
 	r.check("the direct path goes: the next request takes the broker", func() (string, error) { return r.failover(ctx) })
 	r.check("a revoked device is out", func() (string, error) { return r.revoke(ctx) })
 	r.check("nobody on the way can read it", r.captured)
-	r.check("the search finds what is sent in clear", r.control)
+	r.check("the search finds what is sent in clear", func() (string, error) { return r.control(ctx) })
 }
 
 // throughEachDoor uses all three namespaces one way.
@@ -264,7 +264,7 @@ func (r *run) captured() (string, error) {
 }
 
 // control sends a secret in clear past the same capture: the search must find it.
-func (r *run) control() (string, error) {
+func (r *run) control(ctx context.Context) (string, error) {
 	sink, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
@@ -284,7 +284,7 @@ func (r *run) control() (string, error) {
 		}
 		done <- err
 	}()
-	conn, err := net.Dial("tcp", c.Addr())
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", c.Addr())
 	if err != nil {
 		return "", err
 	}

@@ -1,9 +1,13 @@
 package host
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/hermes-reach/hermes-reach/endpoints"
@@ -17,10 +21,8 @@ func advertised(named []string, listeners []net.Listener) []string {
 	port := DefaultPort
 	var hosts []string
 	add := func(hostport string) {
-		for _, h := range hosts {
-			if h == hostport {
-				return
-			}
+		if slices.Contains(hosts, hostport) {
+			return
 		}
 		hosts = append(hosts, hostport)
 	}
@@ -39,6 +41,23 @@ func advertised(named []string, listeners []net.Listener) []string {
 		add(net.JoinHostPort(localName(), port))
 	}
 	return hosts
+}
+
+// checkAdvertise refuses what is neither HOST nor HOST:PORT.
+func checkAdvertise(named []string) error {
+	for _, n := range named {
+		host, port, err := net.SplitHostPort(withPort(n, DefaultPort))
+		if err == nil {
+			_, err = pins.CleanHost(host)
+		}
+		if strings.Count(n, "[") != strings.Count(n, "]") {
+			err = errors.New("half a pair of brackets")
+		}
+		if p, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || p == 0 {
+			return fmt.Errorf("%q cannot be advertised: give HOST or HOST:PORT, such as home.example.com or 203.0.113.7:9443", n)
+		}
+	}
+	return nil
 }
 
 func withPort(host, port string) string {

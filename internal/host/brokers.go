@@ -7,8 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 
 	"github.com/hermes-reach/hermes-reach/connector"
 	"github.com/hermes-reach/hermes-reach/reach/wire"
@@ -47,7 +51,14 @@ func (e *Enrolled) List() ([]EnrolledBroker, error) {
 		Brokers []EnrolledBroker `json:"brokers"`
 	}
 	if err := json.Unmarshal(data, &file); err != nil || file.Version != 1 {
-		return nil, fmt.Errorf("%s is damaged or of another version: enrol again after removing it", e.path)
+		return nil, fmt.Errorf("%s is damaged or of another version, and was left as it is: "+
+			"restore it from a backup, or remove it and enrol again", e.path)
+	}
+	for i, b := range file.Brokers {
+		if b.URL.IsZero() || b.HostID.IsZero() || wire.CheckHostToken(b.Token) != nil {
+			return nil, fmt.Errorf("%s is damaged: its entry %d has no good url, host_id or token; "+
+				"restore it from a backup, or remove it and enrol again", e.path, i+1)
+		}
 	}
 	return file.Brokers, nil
 }
@@ -70,34 +81,58 @@ func (e *Enrolled) Add(line wire.HostLine) (EnrolledBroker, error) {
 		return EnrolledBroker{}, err
 	}
 	b := EnrolledBroker{URL: u, HostID: line.HostID, Token: line.Token, Name: line.Name}
-	kept := []EnrolledBroker{}
-	for _, old := range brokers {
-		if old.URL != b.URL {
-			kept = append(kept, old)
-		}
-	}
+	kept := slices.DeleteFunc(brokers, func(old EnrolledBroker) bool { return old.same(b.URL) })
 	return b, e.save(append(kept, b))
 }
 
-// Remove forgets a broker, named by its URL or host:port.
+// same says whether two URLs lead to one broker, whatever their spelling.
+func (b EnrolledBroker) same(u wire.BrokerURL) bool {
+	return b.URL.HostPort() == u.HostPort() && b.path() == EnrolledBroker{URL: u}.path()
+}
+
+// path is what stands behind the host and port.
+func (b EnrolledBroker) path() string {
+	_, path, _ := strings.Cut(strings.TrimPrefix(b.URL.V1(), "wss://"), "/")
+	return path
+}
+
+// Remove forgets a broker, named by its URL, its host:port, or its host where
+// that is clear.
 func (e *Enrolled) Remove(name string) error {
 	brokers, err := e.List()
 	if err != nil {
 		return err
 	}
-	kept := []EnrolledBroker{}
+	u, err := wire.ParseBrokerURL(name, true)
+	isURL := err == nil
+	var kept, gone []EnrolledBroker
 	for _, b := range brokers {
-		if b.URL.String() != name && b.URL.HostPort() != name && b.URL.Host() != name {
+		if isURL && b.same(u) || strings.EqualFold(name, b.URL.HostPort()) || strings.EqualFold(name, b.URL.Host()) {
+			gone = append(gone, b)
+		} else {
 			kept = append(kept, b)
 		}
 	}
-	if len(kept) == len(brokers) {
-		return fmt.Errorf("this host is not enrolled with a broker %q", name)
+	switch {
+	case len(gone) > 1:
+		return fmt.Errorf("this host is enrolled with %d brokers %q: give the whole URL, %s or %s",
+			len(gone), name, gone[0].URL, gone[1].URL)
+	case len(gone) == 1:
+		return e.save(kept)
+	case len(kept) == 0:
+		return fmt.Errorf("this host is not enrolled with a broker %q, nor with any other", name)
 	}
-	return e.save(kept)
+	var known []string
+	for _, b := range kept {
+		known = append(known, b.URL.HostPort())
+	}
+	return fmt.Errorf("this host is not enrolled with a broker %q: it is with %s", name, strings.Join(known, ", "))
 }
 
 func (e *Enrolled) save(brokers []EnrolledBroker) error {
+	if brokers == nil {
+		brokers = []EnrolledBroker{}
+	}
 	data, err := json.MarshalIndent(map[string]any{"version": 1, "brokers": brokers}, "", "  ")
 	if err != nil {
 		return err
@@ -105,77 +140,146 @@ func (e *Enrolled) save(brokers []EnrolledBroker) error {
 	return writeFile(e.path, append(data, '\n'))
 }
 
-// Reload reads the list of brokers and starts and stops sessions to match.
+// running is a broker that is being served.
+type running struct {
+	broker EnrolledBroker
+	conn   *connector.Connector
+	stop   context.CancelFunc
+	done   chan struct{}
+}
+
+// Reload reads the list of brokers and starts and stops sessions to match. One
+// that cannot be started keeps no other back.
 func (h *Host) Reload() error {
+	h.reload.Lock()
+	defer h.reload.Unlock()
 	want, err := h.enrolled.List()
 	if err != nil {
 		return err
 	}
+	for _, r := range h.brokers() {
+		if i := slices.Index(want, r.broker); i >= 0 {
+			want = slices.Delete(want, i, i+1)
+			continue
+		}
+		h.log.Info("broker left", "broker", r.broker.URL.HostPort())
+		h.forget(r)
+	}
+	var errs []error
+	for _, b := range want {
+		if err := h.startBroker(b); err != nil {
+			errs = append(errs, fmt.Errorf("broker %s: %w", b.URL.HostPort(), err))
+		}
+	}
+	h.mu.Lock()
+	h.loaded = true
+	h.mu.Unlock()
+	h.sessions.RetryWithdrawals() // some of them may have been left to tell
+	return errors.Join(errs...)
+}
+
+// serving says whether the connectors are those of the list.
+func (h *Host) serving() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var kept, gone []*running
-	for _, r := range h.connectors {
-		if i := indexOf(want, r.broker); i >= 0 {
-			want = append(want[:i], want[i+1:]...)
-			kept = append(kept, r)
-		} else {
-			gone = append(gone, r)
-		}
-	}
-	h.connectors = kept
-	for _, b := range want {
-		r, err := h.startBroker(b)
-		if err != nil {
-			return fmt.Errorf("broker %s: %w", b.URL.HostPort(), err)
-		}
-		h.connectors = append(h.connectors, r)
-	}
-	for _, r := range gone {
-		h.log.Info("broker left", "broker", r.broker.URL.HostPort())
-		r.stop()
-	}
-	return nil
+	return h.loaded && !h.stopped
 }
 
-func indexOf(list []EnrolledBroker, b EnrolledBroker) int {
-	for i := range list {
-		if list[i] == b {
-			return i
-		}
-	}
-	return -1
+// forget ends the sessions to one broker.
+func (h *Host) forget(r *running) {
+	h.mu.Lock()
+	h.connectors = slices.DeleteFunc(h.connectors, func(o *running) bool { return o == r })
+	h.mu.Unlock()
+	r.stop()
+	<-r.done
 }
 
-// startBroker begins to serve what comes in through a broker. The lock is held.
-func (h *Host) startBroker(b EnrolledBroker) (*running, error) {
+// startBroker begins to serve what comes in through a broker.
+func (h *Host) startBroker(b EnrolledBroker) error {
 	conn, err := connector.New(connector.Config{
 		URL: b.URL, HostID: b.HostID, Token: b.Token, TLS: &tls.Config{RootCAs: h.cfg.Roots, MinVersion: tls.VersionTLS12},
 		Instance: h.instance, Epoch: h.epoch, Agent: "hermes-reach/" + h.cfg.Version,
-		Admit: h.admit, OnReused: h.bootstrapReused, Link: h.cfg.Link, Log: h.log,
+		Admit: h.admit, OnReused: h.bootstrapReused, OnUp: h.sessions.RetryWithdrawals, Link: h.cfg.Link, Log: h.log,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(context.Background()) // ends with shutdown, or when the broker is left
 	r := &running{broker: b, conn: conn, stop: stop, done: make(chan struct{})}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		if err := h.server.Serve(conn); err != nil && ctx.Err() == nil {
+	h.mu.Lock()
+	if h.stopped {
+		h.mu.Unlock()
+		stop()
+		return errStopping
+	}
+	h.connectors = append(h.connectors, r)
+	h.mu.Unlock()
+	h.routes.tell(r) // before it runs, so that all of it goes with the first session
+	in := newIntake(conn)
+	var parts sync.WaitGroup
+	parts.Go(func() {
+		if err := h.server.Serve(in); err != nil && ctx.Err() == nil {
 			h.log.Error("broker path not served", "broker", b.URL.HostPort(), "err", err)
 		}
-	}()
-	go func() { // both end with Run's shutdown, or when the broker is left
-		defer close(r.done)
-		_ = conn.Run(ctx)
-		<-served
-	}()
-	return r, nil
+	})
+	parts.Go(in.pump)
+	parts.Go(func() { _ = conn.Run(ctx) })
+	go func() { defer close(r.done); parts.Wait() }()
+	return nil
+}
+
+// An intake is what the Secure Link accepts from: the streams of a connector.
+// Closing it lets no more of them in and leaves the connector's sessions up, so
+// that requests under way through a broker end in order.
+type intake struct {
+	*connector.Connector
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newIntake(c *connector.Connector) *intake {
+	return &intake{Connector: c, conns: make(chan net.Conn), closed: make(chan struct{})}
+}
+
+// pump hands streams on until the connector ends.
+func (in *intake) pump() {
+	defer func() { _ = in.Close() }()
+	for {
+		c, err := in.Connector.Accept()
+		if err != nil {
+			return
+		}
+		select {
+		case in.conns <- c:
+		case <-in.closed:
+			_ = c.Close()
+		}
+	}
+}
+
+// Accept waits for a device's stream.
+func (in *intake) Accept() (net.Conn, error) {
+	select {
+	case c := <-in.conns:
+		return c, nil
+	case <-in.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close ends Accept, and nothing else.
+func (in *intake) Close() error {
+	in.once.Do(func() { close(in.closed) })
+	return nil
 }
 
 // admit decides on a stream before its device hears of a match: the broker may
 // be slow to learn of a revocation, or lie.
 func (h *Host) admit(o *wire.Open) wire.Code {
+	if h.drain.Load() {
+		return wire.CodeDraining
+	}
 	switch o.CredentialKind {
 	case wire.KindBootstrap:
 		if !h.pairings.live(o.PairingID) {
@@ -185,6 +289,8 @@ func (h *Host) admit(o *wire.Open) wire.Code {
 		if !h.sessions.Knows(o.CredentialID) {
 			return wire.CodeRevoked
 		}
+	default: // nothing of ours comes by another proof
+		return wire.CodeRefused
 	}
 	return ""
 }
@@ -198,5 +304,5 @@ func (h *Host) bootstrapReused(pairing, via string) {
 func (h *Host) brokers() []*running {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return append([]*running(nil), h.connectors...)
+	return slices.Clone(h.connectors)
 }

@@ -5,39 +5,48 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"time"
 
-	"github.com/hermes-reach/hermes-reach/internal/localsock"
 	"github.com/hermes-reach/hermes-reach/securelink/session"
 )
 
-// maxControlBody bounds one request on the control socket.
-const maxControlBody = 64 << 10
+const (
+	maxControlBody = 64 << 10    // bytes of one request on the control socket
+	controlGrace   = time.Second // for the last answers on it
+)
 
 // ControlPath is where the socket of the host with state in dir is.
 func ControlPath(dir string) string { return filepath.Join(dir, "control.sock") }
 
-func (h *Host) listenControl() (net.Listener, error) {
-	ln, err := localsock.Listen(ControlPath(h.cfg.Dir))
-	if errors.Is(err, localsock.ErrServed) {
-		return nil, fmt.Errorf("a host with this state folder runs already (%s): stop it first", h.cfg.Dir)
-	}
-	return ln, err
-}
-
-// serveControl answers the operator until ctx ends. It owns ln.
-func (h *Host) serveControl(ctx context.Context, ln net.Listener) error {
+// serveControl answers the operator until over ends; from the end of ctx on,
+// only about the state. It owns ln.
+func (h *Host) serveControl(ctx, over context.Context, ln net.Listener) error {
 	srv := &http.Server{
-		Handler: http.MaxBytesHandler(localOnly(h.controlRoutes()), maxControlBody), ReadHeaderTimeout: 10 * time.Second,
+		Handler:           http.MaxBytesHandler(localOnly(notTooLate(ctx, h.controlRoutes())), maxControlBody),
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: maxControlBody,
 		BaseContext: func(net.Listener) context.Context { return ctx },
+		ErrorLog:    slog.NewLogLogger(h.log.Handler(), slog.LevelDebug),
 	}
-	defer context.AfterFunc(ctx, func() { _ = srv.Close() })()
-	if err := srv.Serve(ln); ctx.Err() == nil {
+	done := make(chan struct{})
+	stop := context.AfterFunc(over, func() {
+		defer close(done)
+		last, cancel := context.WithTimeout(context.Background(), controlGrace)
+		defer cancel()
+		if srv.Shutdown(last) != nil {
+			_ = srv.Close()
+		}
+	})
+	err := srv.Serve(ln)
+	if stop() {
 		return fmt.Errorf("serve the control socket: %w", err)
 	}
+	<-done
 	return nil
 }
 
@@ -45,11 +54,22 @@ func (h *Host) serveControl(ctx context.Context, ln net.Listener) error {
 // has business on a socket of this machine's owner.
 func localOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for _, name := range []string{"Origin", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "Sec-Fetch-Site"} {
-			if r.Header.Get(name) != "" {
+		for name := range r.Header {
+			if strings.HasPrefix(name, "X-Forwarded-") || strings.HasPrefix(name, "Sec-Fetch-") || name == "Origin" || name == "Forwarded" {
 				http.Error(w, "forwarded requests are not served here", http.StatusForbidden)
 				return
 			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// notTooLate refuses what a host that stops cannot see through.
+func notTooLate(ctx context.Context, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if ctx.Err() != nil && r.URL.Path != "/status" {
+			reply(w, nil, errStopping)
+			return
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -85,6 +105,10 @@ func (h *Host) controlRoutes() http.Handler {
 	})
 	mux.HandleFunc("POST /devices/{id}/revoke", func(w http.ResponseWriter, r *http.Request) {
 		d, err := h.sessions.Revoke(r.PathValue("id"))
+		if err != nil && d.ID != "" {
+			err = fmt.Errorf("%s is out, but that is not saved, and a restart of this host would bring it back; "+
+				"saving is tried again every half a minute: %w", d.ID, err)
+		}
 		reply(w, d, err)
 	})
 	mux.HandleFunc("POST /devices/{id}/shorten", h.shorten)
@@ -101,7 +125,8 @@ func (h *Host) waitPair(w http.ResponseWriter, r *http.Request) {
 	select {
 	case <-e.ended:
 		reply(w, e.end, nil)
-	case <-r.Context().Done():
+	case <-r.Context().Done(): // who asked is gone, or the host stops
+		reply(w, nil, errStopping)
 	}
 }
 
@@ -123,10 +148,14 @@ func (h *Host) shorten(w http.ResponseWriter, r *http.Request) {
 func decode(r *http.Request, v any) error {
 	d := json.NewDecoder(r.Body)
 	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return fmt.Errorf("read the request: %w", err)
+	err := d.Decode(v)
+	if err == nil {
+		if _, err = d.Token(); errors.Is(err, io.EOF) {
+			return nil
+		}
+		err = errors.Join(errors.New("something follows the end of it"), err)
 	}
-	return nil
+	return fmt.Errorf("read the request: %w", err)
 }
 
 // reply writes v, or the error as a sentence.
@@ -134,7 +163,7 @@ func reply(w http.ResponseWriter, v any, err error) {
 	w.Header().Set("Content-Type", "application/json")
 	if err != nil {
 		w.WriteHeader(http.StatusUnprocessableEntity)
-		v = map[string]string{"error": err.Error()}
+		v = map[string]string{"error": strings.TrimPrefix(err.Error(), "session: ")} // a person reads it
 	}
 	_ = json.NewEncoder(w).Encode(v)
 }

@@ -11,15 +11,20 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hermes-reach/hermes-reach/connector"
 	"github.com/hermes-reach/hermes-reach/endpoints"
+	"github.com/hermes-reach/hermes-reach/internal/host/holder"
+	"github.com/hermes-reach/hermes-reach/internal/localsock"
 	"github.com/hermes-reach/hermes-reach/pins"
 	"github.com/hermes-reach/hermes-reach/reach/link"
 	"github.com/hermes-reach/hermes-reach/reach/wire"
@@ -66,6 +71,12 @@ type Config struct {
 	Ready func(Status)
 }
 
+// A ConfigError says that a Config asks for what cannot be.
+type ConfigError struct{ Err error }
+
+func (e *ConfigError) Error() string { return e.Err.Error() }
+func (e *ConfigError) Unwrap() error { return e.Err }
+
 // IdentityDir is where the host with state in dir keeps its key.
 func IdentityDir(dir string) string { return filepath.Join(dir, "identity") }
 
@@ -83,20 +94,25 @@ type Host struct {
 	instance wire.ID
 	epoch    int64
 
+	lock      io.Closer // keeps other processes off the state, until all is over
 	control   net.Listener
 	listeners []net.Listener
 
+	life  context.Context // of what runs in the background; ends with the host
+	end   context.CancelFunc
+	drain atomic.Bool // nothing new is let in
+
+	reload sync.Mutex // one Reload at a time; before mu
+
 	mu         sync.Mutex
+	loaded     bool // the list of brokers was read
+	stopped    bool // no connector and no background task may start
 	connectors []*running
+	background sync.WaitGroup
 }
 
-// running is a broker that is being served.
-type running struct {
-	broker EnrolledBroker
-	conn   *connector.Connector
-	stop   context.CancelFunc
-	done   chan struct{}
-}
+// errStopping is the answer to what comes too late.
+var errStopping = errors.New("this host is stopping")
 
 // New opens the state and the listeners, so that what is wrong with either is
 // known at once. Run must follow.
@@ -107,13 +123,18 @@ func New(cfg Config) (_ *Host, err error) {
 	if cfg.Listen == nil {
 		cfg.Listen = []string{":" + DefaultPort}
 	}
-	h := &Host{cfg: cfg, log: cfg.Log, instance: wire.NewID(), pairings: newPairings(), listeners: cfg.Listeners}
+	h := &Host{cfg: cfg, log: cfg.Log, instance: wire.NewID(), pairings: newPairings(), listeners: slices.Clone(cfg.Listeners)}
+	h.life, h.end = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			h.closeAll()
 		}
 	}()
-	if h.control, err = h.listenControl(); err != nil { // first: it keeps a second process out
+	if err := checkAdvertise(cfg.Advertise); err != nil {
+		return nil, &ConfigError{err}
+	}
+	h.log.Debug("host starts", "state_folder", cfg.Dir)
+	if err := h.claim(); err != nil { // first: it keeps a second process out
 		return nil, err
 	}
 	if err := h.openState(); err != nil {
@@ -131,7 +152,25 @@ func New(cfg Config) (_ *Host, err error) {
 		Identity: h.identity, Upstreams: cfg.Upstreams, Sessions: h.sessions, Authority: hosts[0],
 		Peer: peerOf, Limits: cfg.Limits, Log: cfg.Log,
 	})
-	return h, err
+	if err != nil {
+		return nil, &ConfigError{err}
+	}
+	return h, nil
+}
+
+// claim takes the state folder and opens the operator's socket in it. The lock
+// is what counts: it holds until the last byte of state is written, and no
+// second start can slip in beside the first.
+func (h *Host) claim() error {
+	var err error
+	if h.lock, err = localsock.Lock(filepath.Join(h.cfg.Dir, "lock")); err == nil {
+		h.control, err = localsock.Listen(ControlPath(h.cfg.Dir))
+	}
+	if errors.Is(err, localsock.ErrLocked) || errors.Is(err, localsock.ErrServed) {
+		return fmt.Errorf("a host with this state folder runs already, or is still stopping (%s): stop it first, "+
+			"or set HERMES_REACH_HOME to another folder", h.cfg.Dir)
+	}
+	return err
 }
 
 // openState opens everything that is kept in the state folder.
@@ -164,10 +203,17 @@ func (h *Host) openState() error {
 // listen opens the TCP listeners.
 func (h *Host) listen() error {
 	for _, addr := range h.cfg.Listen {
-		ln, err := net.Listen("tcp", addr)
+		ln, err := holder.Listen(addr)
+		if errors.Is(err, holder.ErrTaken) {
+			return fmt.Errorf("%w: stop that first, or choose another address with --listen", err)
+		}
 		if err != nil {
-			return fmt.Errorf("listen for devices on %s: %w (is another Secure Link running here? "+
-				"choose another address with --listen)", addr, err)
+			err = fmt.Errorf("listen for devices: %w", err)
+			_, noAddr := errors.AsType[*net.AddrError](err)
+			if _, noName := errors.AsType[*net.DNSError](err); noName || noAddr {
+				err = &ConfigError{err}
+			}
+			return err
 		}
 		h.listeners = append(h.listeners, ln)
 	}
@@ -177,11 +223,16 @@ func (h *Host) listen() error {
 // Run serves until ctx ends, lets what runs end for a while, and returns when
 // everything it started is over.
 func (h *Host) Run(ctx context.Context) error {
-	defer h.closeAll()
+	defer h.closeAll() // 3. release what New opened
 	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
+	over, end := context.WithCancel(context.WithoutCancel(ctx))
 	var tasks sync.WaitGroup
-	defer tasks.Wait()
+	defer tasks.Wait() // 2. wait for what runs
+	defer end()        // 1. the operator is heard until nothing else runs
+	defer fail(nil)
+	if err := h.Reload(); err != nil { // before anybody is answered: an invite names all brokers
+		fail(err)
+	}
 	for _, ln := range h.listeners {
 		tasks.Go(func() {
 			if err := h.server.Serve(ln); err != nil {
@@ -190,15 +241,15 @@ func (h *Host) Run(ctx context.Context) error {
 		})
 	}
 	tasks.Go(func() {
-		if err := h.serveControl(ctx, h.control); err != nil {
+		if err := h.serveControl(ctx, over, h.control); err != nil {
 			fail(err)
 		}
 	})
-	if err := h.Reload(); err != nil {
-		return err
-	}
 	if h.cfg.Ready != nil {
-		h.cfg.Ready(h.Status(ctx))
+		h.awaitBrokers(ctx)
+		if st := h.Status(ctx); ctx.Err() == nil { // told to stop meanwhile: it is not ready
+			h.cfg.Ready(st)
+		}
 	}
 	<-ctx.Done()
 	h.shutdown()
@@ -208,38 +259,62 @@ func (h *Host) Run(ctx context.Context) error {
 	return nil
 }
 
-// shutdown ends requests in order, then the brokers' sessions.
+// shutdown lets requests end in order, on every path, and then the brokers'
+// sessions.
 func (h *Host) shutdown() {
+	h.drain.Store(true)
 	grace, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 	defer cancel()
 	if err := h.server.Shutdown(grace); err != nil {
 		h.log.Warn("requests were cut at the stop", "err", err)
 	}
+	h.stopAll()
+}
+
+// stopAll ends the connectors and what runs in the background, for good.
+func (h *Host) stopAll() {
 	h.mu.Lock()
 	old := h.connectors
-	h.connectors = nil
+	h.connectors, h.stopped = nil, true
 	h.mu.Unlock()
+	h.end()
 	for _, r := range old {
 		r.stop()
+	}
+	for _, r := range old {
 		<-r.done
+	}
+	h.background.Wait()
+}
+
+// spawn runs f beside everything else; f ends when its context does.
+func (h *Host) spawn(f func(context.Context)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.stopped {
+		h.background.Go(func() { f(h.life) })
 	}
 }
 
-// closeAll releases what New opened.
+// closeAll releases what New opened, the state last.
 func (h *Host) closeAll() {
-	if h.control != nil {
-		_ = h.control.Close()
-	}
 	for _, ln := range h.listeners {
 		_ = ln.Close()
 	}
 	if h.server != nil {
 		_ = h.server.Close()
 	}
+	h.stopAll()
 	if h.sessions != nil {
 		if err := h.sessions.Close(); err != nil {
 			h.log.Error("sessions not saved", "err", err)
 		}
+	}
+	if h.control != nil {
+		_ = h.control.Close()
+	}
+	if h.lock != nil {
+		_ = h.lock.Close()
 	}
 }
 

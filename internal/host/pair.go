@@ -5,7 +5,9 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,9 +17,18 @@ import (
 	"github.com/hermes-reach/hermes-reach/securelink/session"
 )
 
-// publishTimeout bounds how long an invite waits for a broker to know its
-// bootstrap.
-const publishTimeout = 10 * time.Second
+const (
+	// publishTimeout bounds how long an invite waits for a broker to know its
+	// bootstrap.
+	publishTimeout = 10 * time.Second
+
+	// firstMoment is how long a start waits for its brokers before it announces
+	// what there is.
+	firstMoment = 2 * time.Second
+
+	// maxScanned is the largest QR code that phones scan well.
+	maxScanned = 30
+)
 
 // PairRequest says what an invite shall give.
 type PairRequest struct {
@@ -53,13 +64,19 @@ type pairing struct {
 	code  string
 	ended chan struct{} // closed with end set
 	end   PairEnd
+	at    time.Time // of the end
 }
+
+// endKept is how long the end of a pairing can be asked for.
+const endKept = time.Hour
 
 func newPairings() *pairings { return &pairings{open: make(map[string]*pairing)} }
 
-func (p *pairings) add(id, code string) {
+// add notes a new invite, and forgets those whose end is long told.
+func (p *pairings) add(id, code string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	maps.DeleteFunc(p.open, func(_ string, e *pairing) bool { return e.end.State != "" && now.Sub(e.at) > endKept })
 	p.open[id] = &pairing{code: code, ended: make(chan struct{})}
 }
 
@@ -82,8 +99,7 @@ func (p *pairings) joined(j session.Joined) {
 	p.finish(j.PairingID, PairEnd{State: "joined", Device: &j.Device, Path: j.Path})
 }
 
-// finish ends a pairing; the first reason counts. It is kept for `pair` to ask
-// for, until the codes' lifetime is long over.
+// finish ends a pairing; the first reason counts.
 func (p *pairings) finish(id string, end PairEnd) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,27 +107,30 @@ func (p *pairings) finish(id string, end PairEnd) {
 	if e == nil || e.end.State != "" {
 		return
 	}
-	e.end = end
+	e.end, e.at = end, time.Now()
 	close(e.ended)
-	time.AfterFunc(time.Hour, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(p.open, id)
-	})
 }
 
-// codeEnded takes a bootstrap back when its code is no longer of use.
+// codeEnded takes a bootstrap back when its code is no longer of use. The
+// device that used it does not wait for that.
 func (h *Host) codeEnded(end session.CodeEnd) {
 	if end.Why != session.CodeUsed { // a used one ends by `joined`, which names the device
 		h.pairings.finish(end.PairingID, PairEnd{State: string(end.Why)})
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), publishTimeout)
-	defer cancel()
-	for _, b := range h.brokers() {
-		if err := b.conn.Revoke(ctx, wire.KindBootstrap, end.PairingID); err != nil && !errors.Is(err, connector.ErrOffline) {
-			h.log.Warn("bootstrap not taken back", "broker", b.broker.URL.HostPort(), "err", err)
+	h.spawn(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+		defer cancel()
+		var all sync.WaitGroup
+		for _, b := range h.brokers() {
+			all.Go(func() {
+				err := b.conn.Revoke(ctx, wire.KindBootstrap, end.PairingID)
+				if err != nil && !errors.Is(err, connector.ErrOffline) && !errors.Is(err, context.Canceled) {
+					h.log.Warn("bootstrap not taken back", "broker", b.broker.URL.HostPort(), "err", err)
+				}
+			})
 		}
-	}
+		all.Wait()
+	})
 }
 
 // Pair mints an invite: a pairing code, a bootstrap at each broker that can be
@@ -126,14 +145,18 @@ func (h *Host) Pair(ctx context.Context, req PairRequest) (*Invite, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mint a pairing code: %w", err)
 	}
-	h.pairings.add(mint.PairingID, code)
+	h.pairings.add(mint.PairingID, code, time.Now())
 	inv := &Invite{ID: mint.PairingID, Expires: expires, Notes: []string{}}
 	cands := h.direct(inv)
 	cands = append(cands, h.throughBrokers(ctx, inv)...)
 	for i := range cands {
 		cands[i].Priority = i
 	}
-	if err := h.encode(inv, cands, code, mint); err != nil {
+	err = ctx.Err() // who asked is gone: nobody holds this invite
+	if err == nil {
+		err = h.encode(inv, cands, code, mint)
+	}
+	if err != nil {
 		h.sessions.CancelCode(code)
 		return nil, err
 	}
@@ -216,6 +239,7 @@ func (h *Host) throughBrokers(ctx context.Context, inv *Invite) []endpoints.Cand
 	for i, b := range brokers {
 		tokens[i] = wire.NewToken()
 		all.Go(func() {
+			b.awaitFirst(ctx)
 			errs[i] = b.conn.Publish(ctx, connector.Publication{
 				Kind: wire.KindBootstrap, ID: inv.ID, Digest: wire.DigestOf(tokens[i]), Expires: inv.Expires,
 			})
@@ -239,6 +263,40 @@ func (h *Host) throughBrokers(ctx context.Context, inv *Invite) []endpoints.Cand
 		})
 	}
 	return cands
+}
+
+// awaitFirst waits while the first session to a broker is under way, so that an
+// invite can be made as soon as the host is started.
+func (r *running) awaitFirst(ctx context.Context) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for r.beginning() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// awaitBrokers gives the first sessions a moment, so that what is announced is
+// not only that they are being tried.
+func (h *Host) awaitBrokers(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, firstMoment)
+	defer cancel()
+	for _, r := range h.brokers() {
+		r.awaitFirst(ctx)
+	}
+}
+
+// beginning says that no session is up and none has failed.
+func (r *running) beginning() bool {
+	for _, s := range r.conn.Status() {
+		if s.State == "connected" || s.State == "waiting" {
+			return false
+		}
+	}
+	return true
 }
 
 // encode writes the payload in both forms and signs them.
@@ -271,12 +329,46 @@ func (h *Host) encode(inv *Invite, cands []endpoints.Candidate, code string, min
 	if err != nil {
 		return fmt.Errorf("write the invite: %w", err)
 	}
-	qr, err := endpoints.EncodeSigned(p, endpoints.FormField, h.secret)
-	if err != nil {
-		return fmt.Errorf("write the invite: %w", err)
+	inv.Text = endpoints.InviteURL(text)
+	return h.encodeQR(inv, p)
+}
+
+// encodeQR writes the form for a picture. A code that phones cannot scan helps
+// nobody, so the last direct addresses are left out of it until it is small
+// enough; the best one and the brokers stay.
+func (h *Host) encodeQR(inv *Invite, p *endpoints.Payload) error {
+	left := 0
+	for {
+		for i := range p.Endpoints {
+			p.Endpoints[i].Priority = i
+		}
+		qr, err := endpoints.EncodeSigned(p, endpoints.FormField, h.secret)
+		if err != nil {
+			return fmt.Errorf("write the invite: %w", err)
+		}
+		inv.QR = string(qr)
+		v, err := endpoints.QRVersion(inv.QR)
+		last := lastDirect(p.Endpoints)
+		if err == nil && v <= maxScanned || last < 1 {
+			break
+		}
+		left++
+		p.Endpoints = slices.Delete(p.Endpoints, last, last+1)
 	}
-	inv.Text, inv.QR = endpoints.InviteURL(text), string(qr)
+	if left > 0 {
+		inv.Notes = append(inv.Notes, fmt.Sprintf("%d of the addresses are not in the QR code, which would be too large to scan; "+
+			"--advertise names the ones that count", left))
+	}
 	return nil
+}
+
+func lastDirect(cands []endpoints.Candidate) int {
+	for i, c := range slices.Backward(cands) {
+		if c.Broker == nil {
+			return i
+		}
+	}
+	return -1
 }
 
 func grantSeconds(grants map[string]time.Duration) map[string]int64 {

@@ -32,23 +32,56 @@ func (r *routes) token(broker wire.BrokerURL, credential string) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
+// publication is the route of one session at one broker, and its token.
+func (r *routes) publication(broker wire.BrokerURL, req session.RouteRequest) (connector.Publication, string, error) {
+	device, err := wire.ParseDigest(req.DeviceIDHash)
+	if err != nil {
+		return connector.Publication{}, "", fmt.Errorf("route of a session: %w", err)
+	}
+	token := r.token(broker, req.CredentialID)
+	return connector.Publication{
+		Kind: wire.KindRoute, ID: req.CredentialID, Digest: wire.DigestOf(token), Expires: req.Expires, Device: device,
+	}, token, nil
+}
+
+// tell gives a connector that does not run yet the routes of all sessions: its
+// broker may be new to this host, or have lost its disk.
+func (r *routes) tell(b *running) {
+	ctx := context.Background() // nothing waits: no session to the broker is up
+	told := map[string]bool{}
+	for _, req := range r.host.sessions.LiveRoutes() {
+		pub, _, err := r.publication(b.broker.URL, req)
+		if err == nil {
+			err = b.conn.Publish(ctx, pub)
+		}
+		if err != nil && !errors.Is(err, connector.ErrOffline) {
+			r.host.log.Error("route not published", "broker", b.broker.URL.HostPort(), "err", err)
+		}
+		told[req.CredentialID] = true
+	}
+	for _, req := range r.host.sessions.LiveRoutes() {
+		delete(told, req.CredentialID)
+	}
+	for id := range told { // ended meanwhile: its withdrawal may have come before
+		_ = b.conn.Revoke(ctx, wire.KindRoute, id) // remembered
+	}
+}
+
 // Issue publishes the route of one session at every broker. A broker that is
 // away learns of it when it is back; one that refuses is left out.
 func (r *routes) Issue(ctx context.Context, req session.RouteRequest) ([]session.RouteCredential, error) {
-	device, err := wire.ParseDigest(req.DeviceIDHash)
-	if err != nil {
-		return nil, err
-	}
 	brokers := r.host.brokers()
 	creds := make([]*session.RouteCredential, len(brokers))
 	errs := make([]error, len(brokers))
 	var all sync.WaitGroup
 	for i, b := range brokers {
 		all.Go(func() {
-			token := r.token(b.broker.URL, req.CredentialID)
-			err := b.conn.Publish(ctx, connector.Publication{
-				Kind: wire.KindRoute, ID: req.CredentialID, Digest: wire.DigestOf(token), Expires: req.Expires, Device: device,
-			})
+			pub, token, err := r.publication(b.broker.URL, req)
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			err = b.conn.Publish(ctx, pub)
 			if _, refused := errors.AsType[*wire.RefusedError](err); refused {
 				errs[i] = err
 				return
@@ -76,8 +109,13 @@ func (r *routes) Issue(ctx context.Context, req session.RouteRequest) ([]session
 	return out, nil
 }
 
-// Withdraw takes a route back at every broker.
+// Withdraw takes a route back at every broker. While the brokers are not known,
+// at the start and at the stop, it fails and is to be repeated: nobody would
+// have been told.
 func (r *routes) Withdraw(ctx context.Context, credentialID string) error {
+	if !r.host.serving() {
+		return errors.New("no broker is asked yet, or any more")
+	}
 	brokers := r.host.brokers()
 	errs := make([]error, len(brokers))
 	var all sync.WaitGroup

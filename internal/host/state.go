@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -37,11 +38,16 @@ func nextEpoch(dir string) (int64, error) {
 	path := filepath.Join(dir, "epoch")
 	var n int64
 	data, err := os.ReadFile(path)
-	if err == nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return 0, fmt.Errorf("read how often this host started: %w", err)
+	default:
 		n, err = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return 0, fmt.Errorf("%s is damaged (%w): remove it; brokers then let this host in after a minute", path, err)
+		if err != nil || n < 0 || n == math.MaxInt64 {
+			return 0, fmt.Errorf("%s is damaged: it must hold the number of starts; remove it, and brokers let this host in "+
+				"again once they have forgotten the old number (a minute)", path)
+		}
 	}
 	return n + 1, writeFile(path, fmt.Appendf(nil, "%d\n", n+1))
 }

@@ -10,16 +10,18 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 )
 
-// maxPath is the longest path that a Unix socket may have on every platform.
-const maxPath = 103
+// MaxPath is the longest path that a Unix socket may have on every platform.
+const MaxPath = 103
 
 // Place is where the socket for path really is: at path, or, where that is
 // longer than a socket's name may be, in a folder of this user's own below the
@@ -29,7 +31,7 @@ func Place(path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("socket: %w", err)
 	}
-	if len(abs) <= maxPath {
+	if len(abs) <= MaxPath {
 		return abs, nil
 	}
 	dir := filepath.Join(os.TempDir(), fmt.Sprintf("hermes-reach-%d", os.Getuid()))
@@ -60,7 +62,7 @@ func Listen(path string) (net.Listener, error) {
 	}
 	defer func() { _ = os.Remove(dir) }() // empty by then
 	tmp := filepath.Join(dir, "s")
-	if len(tmp) > maxPath {
+	if len(tmp) > MaxPath {
 		tmp = place // no room for the detour: the folder must be private, and ours are
 	}
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: tmp, Net: "unix"})
@@ -89,8 +91,12 @@ func makeRoom(place string) error {
 	case info.Mode().Type() != fs.ModeSocket:
 		return fmt.Errorf("%s exists and is not a socket: choose another path", place)
 	}
-	if c, err := net.Dial("unix", place); err == nil {
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: place, Net: "unix"})
+	if err == nil {
 		return errors.Join(fmt.Errorf("%s: %w", place, ErrServed), c.Close())
+	}
+	if !nobodyThere(err) { // such as a live process whose queue is full
+		return fmt.Errorf("%s: %w, or cannot be asked: %w", place, ErrServed, err)
 	}
 	if err := os.Remove(place); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the socket of a dead process: %w", err)
@@ -98,8 +104,26 @@ func makeRoom(place string) error {
 	return nil
 }
 
-// ErrServed says that another process serves the socket.
-var ErrServed = errors.New("another process of yours serves it")
+// Errors a caller acts on.
+var (
+	ErrServed = errors.New("another process of yours serves it") // the socket
+	ErrLocked = errors.New("another process of yours uses it")   // what Lock guards
+)
+
+// Lock keeps every other process that asks for the same lock out until it is
+// closed or this process ends, however it ends. The file stays: removing it
+// would let two processes hold a lock of one name. Where the file system knows
+// no locks, everybody gets it.
+func Lock(path string) (io.Closer, error) {
+	f, err := lock(path)
+	switch {
+	case errors.Is(err, ErrLocked):
+		return nil, fmt.Errorf("%s: %w", path, err)
+	case err != nil:
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return f, nil
+}
 
 // privateDir makes dir for this user alone, and refuses one that is not.
 func privateDir(dir string) error {
@@ -120,13 +144,15 @@ func privateDir(dir string) error {
 type listener struct {
 	net.Listener
 	place string
+	once  sync.Once
 }
 
+// Close removes the socket first: as long as it answers, nobody else takes its
+// place, and afterwards it may be somebody else's.
 func (l *listener) Close() error {
-	if err := l.Listener.Close(); err != nil {
-		return err // closed before: the path may be somebody else's by now
-	}
-	return os.Remove(l.place)
+	err := net.ErrClosed
+	l.once.Do(func() { err = errors.Join(os.Remove(l.place), l.Listener.Close()) })
+	return err
 }
 
 // Client is an HTTP client whose every request goes to the socket for path,

@@ -82,6 +82,56 @@ func TestStaleSocketIsReplacedAndFilesAreNot(t *testing.T) {
 	}
 }
 
+// TestOldListenerLeavesTheNewSocketAlone: a process that stops must not take
+// away the socket of the one that came after it.
+func TestOldListenerLeavesTheNewSocketAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	old, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := old.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = next.Close() }()
+	if err := old.Close(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the second Close = %v, want net.ErrClosed", err)
+	}
+	if err := Wait(t.Context(), path); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLock: one holder at a time, and the next when it is gone.
+func TestLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	first, err := Lock(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Lock(path); !errors.Is(err, ErrLocked) {
+		t.Errorf("a second Lock = %v, want ErrLocked", err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("lock: %v, %v; want mode 0600", info, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Lock(path)
+	if err != nil {
+		t.Fatalf("Lock after the first holder is gone: %v", err)
+	}
+	_ = again.Close()
+	if _, err := Lock(filepath.Join(path, "nowhere")); err == nil || errors.Is(err, ErrLocked) {
+		t.Errorf("a lock that cannot be made = %v, want another error", err)
+	}
+}
+
 func TestWaitEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -447,4 +447,7 @@ func TestUnix(t *testing.T) {
 	if _, err := ListenUnix(path); err == nil {
 		t.Error("a file was replaced")
 	}
+	if _, err := ListenUnix(filepath.Join(dir, strings.Repeat("long", 30))); err == nil || !strings.Contains(err.Error(), "shorter") {
+		t.Errorf("a path that no program could open: %v, want a refusal", err)
+	}
 }

@@ -156,6 +156,9 @@ func (s *Store) arm() {
 	if len(s.st.pending) > 0 && s.opts.Routes != nil && !s.retrying {
 		any, next = true, earlier(next, s.retryAt)
 	}
+	if s.unsaved { // try again, every maxWait
+		any = true
+	}
 	if !any {
 		return
 	}
@@ -178,7 +181,7 @@ func (s *Store) tick() {
 	defer s.wg.Done()
 	now := s.now()
 	ended := s.endStale(EndExpired, now)
-	stale := len(s.uses) > 0 && now.Sub(s.saved) >= seenEvery
+	stale := s.unsaved || len(s.uses) > 0 && now.Sub(s.saved) >= seenEvery
 	for _, d := range s.st.devices {
 		stale = stale || d.stale(now)
 	}
@@ -221,8 +224,9 @@ func (s *state) prune(now time.Time) {
 
 // Revoke ends a device: its sessions, its refresh token, its routes, and all
 // that is live, before it returns or at once after. The id may be cut to four
-// characters if that is clear. An error of the disk is returned too, but the
-// device is out all the same until the process ends.
+// characters if that is clear. An error of the disk is returned beside the
+// device: it is out all the same, and saving that is tried again until it is
+// done; only a restart before that would bring the device back.
 func (s *Store) Revoke(id string) (Device, error) {
 	return s.revoke(func(st state) (*deviceRec, error) { return s.find(st, id) })
 }
@@ -358,9 +362,9 @@ func (d *deviceRec) reduce(r Reduction, now time.Time) {
 
 // holder finds the device that holds this very session: not one that was
 // paired again under the same name meanwhile.
-func (sess Session) holder(st state) (*deviceRec, error) {
-	d := st.devices[sess.Device.ID]
-	if d == nil || !slices.ContainsFunc(d.Sessions, func(r sessionRec) bool { return r.Token == sess.token }) {
+func (s Session) holder(st state) (*deviceRec, error) {
+	d := st.devices[s.Device.ID]
+	if d == nil || !slices.ContainsFunc(d.Sessions, func(r sessionRec) bool { return r.Token == s.token }) {
 		return nil, ErrUnauthorized
 	}
 	return d, nil

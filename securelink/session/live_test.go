@@ -2,6 +2,8 @@ package session
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -329,6 +331,39 @@ func TestRevokeWithoutDisk(t *testing.T) {
 	}
 	if _, err := s.Check(ok.SessionToken); !errors.Is(err, ErrUnauthorized) {
 		t.Error("the session lives on")
+	}
+}
+
+// A revocation that could not be saved is saved as soon as that is possible, by
+// itself or at the stop: no restart brings the device back.
+func TestRevokeIsSavedLater(t *testing.T) {
+	for name, wait := range map[string]time.Duration{"by itself": maxWait + time.Second, "at the stop": 0} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				s := open(t, dir, Options{})
+				sess, _ := pair(t, s, "d", Mint{})
+				mend := breakDisk(t, dir)
+				if gone, err := s.Revoke(sess.Device.ID); err == nil || gone.ID != sess.Device.ID {
+					t.Errorf("Revoke = %v, %v; want the device and what the disk said", gone.ID, err)
+				}
+				<-time.After(3*maxWait + time.Second) // and not in the middle of a try
+				synctest.Wait()
+				mend()
+				<-time.After(wait)
+				synctest.Wait()
+				if wait == 0 {
+					if err := s.Close(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				b, err := os.ReadFile(filepath.Join(dir, stateFile))
+				if err != nil || strings.Contains(string(b), sess.Device.ID) {
+					t.Errorf("the file still holds the device: %v", err)
+				}
+				_ = s.Close()
+			})
+		})
 	}
 }
 

@@ -64,6 +64,7 @@ type Store struct {
 	waiting  map[string]int // sockets that have not authenticated, by peer
 	timer    *time.Timer
 	saved    time.Time // when last seen was last saved
+	unsaved  bool      // the file holds more than is true: something ended since
 	retrying bool
 	retry    time.Duration
 	retryAt  time.Time
@@ -125,10 +126,10 @@ func (s *Store) Close() error {
 	s.write.Lock()
 	defer s.write.Unlock()
 	s.mu.Lock()
-	seen := len(s.uses) > 0
+	changed := len(s.uses) > 0 || s.unsaved
 	s.mu.Unlock()
 	var err error
-	if seen {
+	if changed {
 		err = s.disk.save(s.snapshot())
 	}
 	return errors.Join(err, s.disk.root.Close())
@@ -419,13 +420,18 @@ func (s *Store) change(f func(*state) error, why EndReason, atOnce bool) error {
 	}
 	if atOnce {
 		s.replace(next, why)
-		return s.disk.save(next)
 	}
-	if err := s.disk.save(next); err != nil {
-		return err
+	err := s.disk.save(next)
+	if err == nil || atOnce {
+		s.mu.Lock()
+		s.unsaved = err != nil
+		s.arm()
+		s.mu.Unlock()
 	}
-	s.replace(next, why)
-	return nil
+	if err == nil && !atOnce {
+		s.replace(next, why)
+	}
+	return err
 }
 
 // replace makes next the state and ends what no longer rests on a session.
