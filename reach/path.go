@@ -18,11 +18,9 @@ import (
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
-// neutralSNI is the server name of the inner handshake behind a broker. It says
-// nothing: the broker could read it (docs/protocol/reach-v2.md, "The inner
-// handshake"). Where the host is an address, which no server name can be, it
-// asks for the newest leaf: without a name the host would choose by the address
-// it has itself, which behind a port forward is another.
+// neutralSNI is the server name of the inner handshake behind a broker, which
+// could read it: it says nothing. Where the host is an address, it asks for the
+// newest leaf; without a name the host would choose by its own address.
 const neutralSNI = "link.invalid"
 
 // Bounds of what a route keeps.
