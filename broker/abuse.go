@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"hash/maphash"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -14,21 +16,29 @@ import (
 const (
 	failureWindow  = time.Minute
 	maxSources     = 4096
+	sharedSources  = 4096
 	replayWindow   = 24 * time.Hour
 	replayPerToken = 4096
 	tagLife        = 24 * time.Hour
 )
 
 // sources counts failed registrations by address. When more addresses fail
-// than it remembers, the rest share one count: memory stays bounded and nobody
-// who was counted on his own is affected.
+// than it remembers, the rest are counted by their /16 (IPv4) or /32 (IPv6),
+// folded into a table of fixed size: memory stays bounded, and who fills the
+// table locks out himself and few others.
+//
+// It also counts the sessions of each address that are not registered yet.
 type sources struct {
-	limit int
-	now   func() time.Time
+	limit      int
+	maxPending int
+	now        func() time.Time
+	seed       maphash.Seed
 
-	mu     sync.Mutex
-	counts map[string]*failures
-	shared failures
+	mu      sync.Mutex
+	counts  map[netip.Prefix]*failures
+	swept   time.Time // when the counts were cleaned up
+	shared  [sharedSources]failures
+	pending map[netip.Prefix]int
 }
 
 type failures struct {
@@ -36,12 +46,35 @@ type failures struct {
 	n     int
 }
 
-func newSources(limit int, now func() time.Time) *sources {
-	return &sources{limit: limit, now: now, counts: make(map[string]*failures)}
+func newSources(l Limits, now func() time.Time) *sources {
+	return &sources{
+		limit: l.Failures, maxPending: l.Pending, now: now, seed: maphash.MakeSeed(),
+		counts: make(map[netip.Prefix]*failures), pending: make(map[netip.Prefix]int),
+	}
+}
+
+// enter counts a session that has yet to register, unless its source has too
+// many. Each that was counted must leave once.
+func (s *sources) enter(src netip.Prefix) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending[src] >= s.maxPending {
+		return false
+	}
+	s.pending[src]++
+	return true
+}
+
+func (s *sources) leave(src netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending[src]--; s.pending[src] == 0 {
+		delete(s.pending, src)
+	}
 }
 
 // wait says how long the source is turned away; 0 lets it in.
-func (s *sources) wait(src string) time.Duration {
+func (s *sources) wait(src netip.Prefix) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.counts[src]
@@ -49,7 +82,7 @@ func (s *sources) wait(src string) time.Duration {
 		if len(s.counts) < maxSources {
 			return 0
 		}
-		f = &s.shared
+		f = s.share(src)
 	}
 	left := failureWindow - s.now().Sub(f.start)
 	if f.n < s.limit || left <= 0 {
@@ -58,13 +91,20 @@ func (s *sources) wait(src string) time.Duration {
 	return left
 }
 
+// share is the count of all the addresses around src. The lock is held.
+func (s *sources) share(src netip.Prefix) *failures {
+	around := masked(src.Addr(), 16, 32)
+	return &s.shared[maphash.Comparable(s.seed, around)%sharedSources]
+}
+
 // failed counts one failure.
-func (s *sources) failed(src string) {
+func (s *sources) failed(src netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
 	f := s.counts[src]
-	if f == nil && len(s.counts) >= maxSources {
+	if f == nil && len(s.counts) >= maxSources && now.Sub(s.swept) >= time.Second {
+		s.swept = now
 		for k, old := range s.counts {
 			if now.Sub(old.start) >= failureWindow {
 				delete(s.counts, k)
@@ -77,7 +117,7 @@ func (s *sources) failed(src string) {
 		f = &failures{}
 		s.counts[src] = f
 	default:
-		f = &s.shared
+		f = s.share(src)
 	}
 	if now.Sub(f.start) >= failureWindow {
 		f.start, f.n = now, 0
@@ -147,7 +187,7 @@ type tagger struct {
 
 func newTagger(now func() time.Time) *tagger { return &tagger{now: now} }
 
-func (t *tagger) tag(src string) string {
+func (t *tagger) tag(src netip.Prefix) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if now := t.now(); !now.Before(t.end) {
@@ -155,6 +195,6 @@ func (t *tagger) tag(src string) string {
 		t.end = now.Add(tagLife)
 	}
 	mac := hmac.New(sha256.New, t.key[:])
-	mac.Write([]byte(src))
+	mac.Write([]byte(src.String()))
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:12])
 }

@@ -5,9 +5,9 @@
 //
 // One port serves everything: TLS, then HTTP/1.1, then GET /health or an
 // upgrade to a Reach session (docs/protocol/reach-v2.md). The package is laid
-// out along a session's life: http.go lets it in, peer.go registers it, host.go
-// and client.go serve the two kinds, registry.go knows who is there, splice.go
-// moves the bytes.
+// out along a session's life: http.go lets it in, abuse.go keeps out who
+// guesses, session.go registers it and serves hosts, client.go serves devices,
+// registry.go knows who is there, splice.go moves the bytes.
 package broker
 
 import (
@@ -18,11 +18,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/hermes-reach/hermes-reach/broker/store"
+	"github.com/hermes-reach/hermes-reach/reach/carrier"
 	"github.com/hermes-reach/hermes-reach/reach/link"
+	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
 // Config is what a broker needs.
@@ -83,7 +84,7 @@ func New(cfg Config) (*Broker, error) {
 	return &Broker{
 		store: cfg.Store, tls: cfg.TLS, plain: cfg.PlainLoopback, limits: limits, link: cfg.Link,
 		log: cfg.Log, now: cfg.Now,
-		reg: newRegistry(limits), sources: newSources(limits.Failures, cfg.Now),
+		reg: newRegistry(limits), sources: newSources(limits, cfg.Now),
 		replays: newReplays(cfg.Now), tags: newTagger(cfg.Now),
 		slots: make(chan struct{}, limits.Sessions),
 	}, nil
@@ -96,17 +97,15 @@ func (b *Broker) Serve(ctx context.Context, ln net.Listener) error {
 	if b.plain && !isLoopback(ln.Addr()) {
 		return errors.Join(fmt.Errorf("broker: %s is not loopback: without TLS nothing else is served", ln.Addr()), ln.Close())
 	}
-	sessions := &sync.WaitGroup{}
+	sessions := &group{}
 	live, kill := context.WithCancel(context.WithoutCancel(ctx))
-	defer sessions.Wait()
+	defer b.reg.close()
+	defer sessions.wait()
 	defer kill()
 	srv := b.server(live, sessions)
 	defer context.AfterFunc(ctx, func() { _ = srv.Close() })()
 	if !b.plain {
-		cfg := b.tls.Clone()
-		cfg.NextProtos = []string{"http/1.1"}
-		cfg.DynamicRecordSizingDisabled = true
-		ln = tls.NewListener(ln, cfg)
+		ln = carrier.Listener(ln, b.tls)
 	}
 	err := srv.Serve(ln)
 	if ctx.Err() == nil && !errors.Is(err, http.ErrServerClosed) {
@@ -130,6 +129,56 @@ func isLoopback(a net.Addr) bool {
 	t, ok := a.(*net.TCPAddr)
 	return ok && t.IP.IsLoopback()
 }
+
+// HostRemoved ends what a host has here, and its devices' sessions: it is no
+// longer in the store. It returns at once.
+func (b *Broker) HostRemoved(id wire.ID) {
+	b.log.Info("host removed", "host", id)
+	b.reg.removeHostID(id)
+}
+
+// HostRotated ends those sessions of a host that registered with a token which
+// no longer holds, now, and later those whose token runs out. It returns at
+// once.
+func (b *Broker) HostRotated(id wire.ID) {
+	b.log.Info("host token rotated", "host", id)
+	b.recheckHost(id)
+}
+
+// recheckHost looks at the tokens of a host's sessions again. A host that is
+// not in the store has none that holds.
+func (b *Broker) recheckHost(id wire.ID) {
+	h, ok, err := b.store.Host(id)
+	if err != nil {
+		b.log.Error("host not looked up", "host", id, "err", err)
+		return
+	}
+	if !ok {
+		b.reg.removeHostID(id)
+		return
+	}
+	now := b.now()
+	next := b.reg.recheckHost(id, func(token wire.Digest) (bool, time.Duration) {
+		for _, t := range h.Tokens {
+			if t.Digest.Equal(token) {
+				return t.Until.IsZero() || t.Until.After(now), t.Until.Sub(now)
+			}
+		}
+		return false, 0
+	})
+	if next > 0 {
+		b.reg.later(next, func() { b.recheckHost(id) })
+	}
+}
+
+// HostStatus is what a host has at a broker, in numbers.
+type HostStatus struct {
+	Sessions int // registered, of its current process
+	Streams  int // matched
+}
+
+// Host tells the state of one host; of one that is not here it is zero.
+func (b *Broker) Host(id wire.ID) HostStatus { return b.reg.hostStatus(id) }
 
 // Status is a broker's state in numbers.
 type Status struct {

@@ -2,205 +2,31 @@ package broker_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/net/nettest"
 
 	"github.com/hermes-reach/hermes-reach/broker"
 	"github.com/hermes-reach/hermes-reach/broker/store"
 	"github.com/hermes-reach/hermes-reach/connector"
-	"github.com/hermes-reach/hermes-reach/internal/lab"
 	"github.com/hermes-reach/hermes-reach/reach"
-	"github.com/hermes-reach/hermes-reach/reach/link"
+	"github.com/hermes-reach/hermes-reach/reach/carrier"
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// site is a broker on loopback with one host enrolled.
-type site struct {
-	t      testing.TB
-	ca     *lab.CA
-	store  *store.Store
-	path   string
-	url    wire.BrokerURL
-	addr   string
-	hostID wire.ID
-	token  string
-	log    *bytes.Buffer
-	logMu  sync.Mutex
-	broker *broker.Broker
-	stop   func()
-}
-
-type lockedWriter struct{ s *site }
-
-func (w lockedWriter) Write(p []byte) (int, error) {
-	w.s.logMu.Lock()
-	defer w.s.logMu.Unlock()
-	return w.s.log.Write(p)
-}
-
-func newSite(t testing.TB, limits broker.Limits) *site {
-	t.Helper()
-	s := &site{t: t, hostID: wire.NewID(), token: wire.NewToken(), path: filepath.Join(t.TempDir(), "broker.db"), log: &bytes.Buffer{}}
-	var err error
-	if s.ca, err = lab.NewCA(); err != nil {
-		t.Fatal(err)
-	}
-	if s.store, err = store.Open(s.path, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.store.AddHost("home", s.hostID, wire.DigestOf(s.token)); err != nil {
-		t.Fatal(err)
-	}
-	s.start("127.0.0.1:0", limits)
-	t.Cleanup(func() { s.stop(); _ = s.store.Close() })
-	return s
-}
-
-func (s *site) start(addr string, limits broker.Limits) {
-	s.t.Helper()
-	cfg, err := s.ca.Server("localhost")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	limits.Drain = time.Second
-	log := slog.New(slog.NewJSONHandler(lockedWriter{s}, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	b, err := broker.New(broker.Config{Store: s.store, TLS: cfg, Limits: limits, Log: log})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	ln, err := net.Listen("tcp", addr)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.broker, s.addr = b, ln.Addr().String()
-	_, port, _ := net.SplitHostPort(s.addr)
-	if s.url, err = wire.ParseBrokerURL("wss://localhost:"+port+"/v1/connect", false); err != nil {
-		s.t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- b.Serve(ctx, ln) }()
-	s.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			s.t.Errorf("Serve = %v", err)
-		}
-	})
-}
-
-// host runs a connector and answers every stream with serve.
-func (s *site) host(adjust func(*connector.Config), serve func(net.Conn)) *connector.Connector {
-	s.t.Helper()
-	cfg := connector.Config{URL: s.url, HostID: s.hostID, Token: s.token, TLS: s.ca.Client(), Instance: wire.NewID(), Epoch: 1, Agent: "test/1"}
-	if adjust != nil {
-		adjust(&cfg)
-	}
-	c, err := connector.New(cfg)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var all sync.WaitGroup
-	all.Go(func() { _ = c.Run(ctx) })
-	all.Go(func() {
-		for {
-			conn, err := c.Accept()
-			if err != nil {
-				return
-			}
-			all.Go(func() { serve(conn) })
-		}
-	})
-	s.t.Cleanup(func() { cancel(); all.Wait() })
-	return c
-}
-
-func echo(c net.Conn) {
-	_, _ = io.Copy(c, c)
-	_ = c.Close()
-}
-
-// route publishes a route credential and gives a dialer that uses it.
-func (s *site) route(c *connector.Connector, id string, adjust func(*reach.DialerConfig)) *reach.Dialer {
-	s.t.Helper()
-	token := wire.NewToken()
-	s.publish(c, connector.Publication{Kind: wire.KindRoute, ID: id, Digest: wire.DigestOf(token), Expires: time.Now().Add(time.Hour)})
-	return s.dialer(wire.KindRoute, token, adjust)
-}
-
-func (s *site) publish(c *connector.Connector, pub connector.Publication) {
-	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	err := c.Publish(ctx, pub)
-	for errors.Is(err, connector.ErrOffline) && ctx.Err() == nil {
-		err = c.Publish(ctx, pub)
-	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-func (s *site) dialer(kind wire.Kind, token string, adjust func(*reach.DialerConfig)) *reach.Dialer {
-	s.t.Helper()
-	cfg := reach.DialerConfig{URL: s.url.String(), HostID: s.hostID, Kind: kind, Token: token, TLS: s.ca.Client(), Agent: "test/1"}
-	if adjust != nil {
-		adjust(&cfg)
-	}
-	d, err := reach.NewDialer(cfg)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() { _ = d.Close() })
-	return d
-}
-
-func (s *site) dial(d *reach.Dialer) net.Conn {
-	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	c, err := d.DialContext(ctx)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return c
-}
-
-func (s *site) refusal(d *reach.Dialer) wire.Code {
-	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	c, err := d.DialContext(ctx)
-	if err == nil {
-		_ = c.Close()
-		return ""
-	}
-	if r, ok := errors.AsType[*wire.RefusedError](err); ok {
-		return r.Code
-	}
-	s.t.Fatalf("dial: %v, want a refusal with a code", err)
-	return ""
-}
-
 func TestStreamsCross(t *testing.T) {
-	for _, transport := range []link.Transport{link.TLS, link.WSS} {
+	t.Parallel()
+	for _, transport := range []carrier.Transport{carrier.TLS, carrier.WSS} {
 		t.Run(string(transport), func(t *testing.T) {
 			s := newSite(t, broker.Limits{})
-			only := []link.Transport{transport}
+			only := []carrier.Transport{transport}
 			c := s.host(func(c *connector.Config) { c.Transports = only }, echo)
 			d := s.route(c, "device", func(c *reach.DialerConfig) { c.Transports = only })
 			sent := make([]byte, 5<<20)
@@ -222,10 +48,11 @@ func TestStreamsCross(t *testing.T) {
 // TestConnContractThroughTheBroker: what a host accepts and a device dials are
 // net.Conns in every respect, over either transport.
 func TestConnContractThroughTheBroker(t *testing.T) {
-	for _, transport := range []link.Transport{link.TLS, link.WSS} {
+	t.Parallel()
+	for _, transport := range []carrier.Transport{carrier.TLS, carrier.WSS} {
 		t.Run(string(transport), func(t *testing.T) {
 			s := newSite(t, broker.Limits{})
-			only := []link.Transport{transport}
+			only := []carrier.Transport{transport}
 			accepted := make(chan net.Conn)
 			c := s.host(func(c *connector.Config) { c.Transports = only }, func(c net.Conn) { accepted <- c })
 			d := s.route(c, "device", func(c *reach.DialerConfig) { c.Transports = only })
@@ -413,33 +240,6 @@ func TestBootstrapIsNotBurntByARefusal(t *testing.T) {
 	refuse.Delete("on")
 	if code := s.refusal(s.dialer(wire.KindBootstrap, token, nil)); code != "" {
 		t.Errorf("after an attempt that the host refused: %q, want a stream for another client", code)
-	}
-}
-
-// TestNewerProcessTakesTheHostOver: a higher epoch wins at once, the older
-// process is told and its registration attempts are refused.
-func TestNewerProcessTakesTheHostOver(t *testing.T) {
-	s := newSite(t, broker.Limits{Takeover: 50 * time.Millisecond})
-	name := func(n string) func(net.Conn) {
-		return func(c net.Conn) { _, _ = io.WriteString(c, n); _ = c.Close() }
-	}
-	old := s.host(func(c *connector.Config) { c.Epoch = 1 }, name("old"))
-	d := s.route(old, "device", nil)
-	if got, _ := io.ReadAll(s.dial(d)); string(got) != "old" {
-		t.Fatalf("answered by %q", got)
-	}
-	newer := s.host(func(c *connector.Config) { c.Epoch = 2 }, name("new"))
-	s.publish(newer, connector.Publication{Kind: wire.KindRoute, ID: "x", Digest: wire.DigestOf(wire.NewToken()), Expires: time.Now().Add(time.Hour)})
-	if got, _ := io.ReadAll(s.dial(d)); string(got) != "new" {
-		t.Errorf("answered by %q, want the newer process", got)
-	}
-	for old.Connected() {
-		time.Sleep(time.Millisecond) //nolint:forbidigo // waits for another goroutine's state
-	}
-	for _, st := range old.Status() {
-		if st.Err != nil && !strings.Contains(st.Err.Error(), "replaced") {
-			t.Errorf("the older process ended with %v, want replaced", st.Err)
-		}
 	}
 }
 

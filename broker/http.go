@@ -4,21 +4,21 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"net"
 	"net/http"
-	"strings"
+	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
-	"github.com/hermes-reach/hermes-reach/reach/link"
+	"github.com/hermes-reach/hermes-reach/reach/carrier"
 )
 
 // server is the HTTP side of a broker. Sessions it lets in run under live and
 // are counted in sessions.
-func (b *Broker) server(live context.Context, sessions *sync.WaitGroup) *http.Server {
+func (b *Broker) server(live context.Context, sessions *group) *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", b.health)
-	mux.HandleFunc(link.ConnectPath, func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc(carrier.ConnectPath, func(w http.ResponseWriter, r *http.Request) {
 		b.connect(live, sessions, w, r)
 	})
 	return &http.Server{
@@ -43,11 +43,16 @@ func (b *Broker) health(w http.ResponseWriter, _ *http.Request) {
 }
 
 // connect lets a session in and runs it in a goroutine of its own.
-func (b *Broker) connect(live context.Context, sessions *sync.WaitGroup, w http.ResponseWriter, r *http.Request) {
+func (b *Broker) connect(live context.Context, sessions *group, w http.ResponseWriter, r *http.Request) {
 	if r.URL.RawQuery != "" || r.URL.ForceQuery || r.Header.Get("Authorization") != "" {
 		http.Error(w, "credentials belong into the first message, not into the request", http.StatusBadRequest)
 		return
 	}
+	if !sessions.enter() {
+		http.Error(w, "the broker is about to stop", http.StatusServiceUnavailable)
+		return
+	}
+	defer sessions.leave()
 	src := source(r.RemoteAddr)
 	if wait := b.sources.wait(src); wait > 0 {
 		refuseFor(w, wait, "too many failed registrations from this address")
@@ -59,16 +64,68 @@ func (b *Broker) connect(live context.Context, sessions *sync.WaitGroup, w http.
 		refuseFor(w, time.Minute, "the broker is full")
 		return
 	}
-	c, err := link.Upgrade(w, r)
+	if !b.sources.enter(src) {
+		<-b.slots
+		refuseFor(w, time.Second, "too many sessions from this address have not registered yet")
+		return
+	}
+	c, err := carrier.Upgrade(w, r)
 	if err != nil {
+		b.sources.leave(src)
 		<-b.slots
 		b.log.Debug("upgrade refused", "peer", r.RemoteAddr, "err", err)
 		return
 	}
-	sessions.Go(func() {
+	sessions.enter() // cannot fail: this request is still inside
+	go func() {
+		defer sessions.leave()
 		defer func() { <-b.slots }()
 		b.serveSession(live, c, src)
-	})
+	}()
+}
+
+// group counts what Serve waits for. Unlike a WaitGroup alone it may be entered
+// while somebody waits, until it is empty.
+type group struct {
+	mu     sync.Mutex
+	n      int
+	empty  chan struct{} // not nil once somebody waits
+	closed bool
+}
+
+// enter counts one more, or says that the group is over.
+func (g *group) enter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	g.n++
+	return true
+}
+
+func (g *group) leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.n--
+	g.settle()
+}
+
+// settle closes a group that is waited for and empty. The lock is held.
+func (g *group) settle() {
+	if g.empty != nil && g.n == 0 && !g.closed {
+		g.closed = true
+		close(g.empty)
+	}
+}
+
+// wait waits until the group is empty, and closes it.
+func (g *group) wait() {
+	g.mu.Lock()
+	g.empty = make(chan struct{})
+	g.settle()
+	g.mu.Unlock()
+	<-g.empty
 }
 
 func refuseFor(w http.ResponseWriter, wait time.Duration, why string) {
@@ -76,23 +133,26 @@ func refuseFor(w http.ResponseWriter, wait time.Duration, why string) {
 	http.Error(w, why, http.StatusTooManyRequests)
 }
 
-// source is the address that limits go by: the /32, or the /64 of IPv6.
-func source(remoteAddr string) string {
-	host, _, err := net.SplitHostPort(remoteAddr)
+// source is the address that limits go by: the /32, or the /64 of IPv6. What is
+// no address counts as one source.
+func source(remoteAddr string) netip.Prefix {
+	ap, err := netip.ParseAddrPort(remoteAddr)
 	if err != nil {
-		return remoteAddr
+		return netip.Prefix{}
 	}
-	ip := net.ParseIP(host)
-	if ip == nil {
-		return host
-	}
-	if v4 := ip.To4(); v4 != nil {
-		return v4.String()
-	}
-	return ip.Mask(net.CIDRMask(64, 128)).String() + "/64"
+	return masked(ap.Addr().Unmap().WithZone(""), 32, 64)
 }
 
+func masked(a netip.Addr, bits4, bits6 int) netip.Prefix {
+	bits := bits6
+	if a.Is4() {
+		bits = bits4
+	}
+	p, _ := a.Prefix(bits) // fails for no address only, and is zero then
+	return p
+}
+
+// seconds writes a Retry-After: whole seconds, at least one.
 func seconds(d time.Duration) string {
-	s := (d + time.Second - 1) / time.Second
-	return strings.TrimSuffix((time.Duration(s) * time.Second).String(), "s")
+	return strconv.Itoa(max(1, int((d+time.Second-1)/time.Second)))
 }

@@ -13,6 +13,9 @@ type Limits struct {
 	Hosts int
 	// Sessions is how many sessions may be up in all, registered or not. 4096.
 	Sessions int
+	// Pending is how many of them one source may have that are not registered
+	// yet. 256.
+	Pending int
 	// HostStreams is how many streams one host may have at a time. 256.
 	HostStreams int
 	// CredentialStreams is how many of them one credential may have. 64.
@@ -39,7 +42,7 @@ type Limits struct {
 // DefaultLimits are the limits of the contract.
 func DefaultLimits() Limits {
 	return Limits{
-		Hosts: 256, Sessions: 4096, HostStreams: 256, CredentialStreams: 64, BootstrapStreams: 16,
+		Hosts: 256, Sessions: 4096, Pending: 256, HostStreams: 256, CredentialStreams: 64, BootstrapStreams: 16,
 		Register: 10 * time.Second, Accept: 5 * time.Second, Idle: 20 * time.Minute,
 		Failures: 30, Takeover: 10 * time.Second, Drain: 20 * time.Second,
 	}
@@ -49,6 +52,7 @@ func (l Limits) withDefaults() Limits {
 	d := DefaultLimits()
 	orInt(&l.Hosts, d.Hosts)
 	orInt(&l.Sessions, d.Sessions)
+	orInt(&l.Pending, d.Pending)
 	orInt(&l.HostStreams, d.HostStreams)
 	orInt(&l.CredentialStreams, d.CredentialStreams)
 	orInt(&l.BootstrapStreams, d.BootstrapStreams)
@@ -71,7 +75,7 @@ func orInt[T int | time.Duration](v *T, d T) {
 func (l Limits) Validate() error {
 	var errs []error
 	for name, v := range map[string]int64{
-		"hosts": int64(l.Hosts), "sessions": int64(l.Sessions), "host_streams": int64(l.HostStreams),
+		"hosts": int64(l.Hosts), "sessions": int64(l.Sessions), "pending": int64(l.Pending), "host_streams": int64(l.HostStreams),
 		"credential_streams": int64(l.CredentialStreams), "bootstrap_streams": int64(l.BootstrapStreams),
 		"register": int64(l.Register), "accept": int64(l.Accept), "idle": int64(l.Idle),
 		"failures": int64(l.Failures), "takeover": int64(l.Takeover), "drain": int64(l.Drain),

@@ -21,15 +21,19 @@ type registry struct {
 	streams  int
 	draining bool
 	empty    chan struct{} // closed when draining and no stream is left
+	timers   map[*time.Timer]struct{}
 }
 
-// host is one host id with the sessions of its current process.
+// host is one host id. Its slots are the sessions of its current process; all
+// are these and those that were replaced and still have streams.
 type host struct {
 	epoch    int64
 	instance wire.ID
 	slots    map[int]*hostSession
+	all      map[*hostSession]struct{}
 	streams  int
 	perCred  map[credential]int
+	recheck  time.Time // when its tokens are looked at again
 }
 
 // credential names what a client registered with.
@@ -46,10 +50,14 @@ type hostSession struct {
 	slot       int
 	epoch      int64
 	instance   wire.ID
+	token      wire.Digest
 	sess       *link.Session
 	ctl        *link.Control
-	live       map[*match]struct{} // guarded by registry.mu
-	replaced   bool                // takes no new streams; guarded by registry.mu
+
+	// Guarded by registry.mu.
+	live     map[*match]struct{}
+	replaced bool // takes no new streams
+	silent   bool // did not answer its last stream: others are asked first
 }
 
 // client is one registered session of a device.
@@ -61,54 +69,27 @@ type client struct {
 	addr     string
 	sess     *link.Session
 	ctl      *link.Control
-}
 
-// match is one stream from a client to a host.
-type match struct {
-	id     wire.ID
-	cred   credential
-	client *client
-	host   *hostSession // set by registry.reserve
-
-	mu   sync.Mutex
-	ends []*link.Stream
-	code wire.Code // why it was aborted
-}
-
-func newMatch(c *client, st *link.Stream) *match {
-	m := &match{id: wire.NewID(), cred: c.cred, client: c}
-	m.add(st)
-	return m
-}
-
-// add names an end of the match. An end of an aborted match is aborted at once.
-func (m *match) add(st *link.Stream) {
-	st.Bind(m.id)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.ends = append(m.ends, st)
-	if m.code != "" {
-		st.Abort(m.code)
-	}
-}
-
-// abort ends the match whatever it is doing. It does not wait.
-func (m *match) abort(code wire.Code) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.code = code
-	for _, st := range m.ends {
-		st.Abort(code)
-	}
+	// Guarded by registry.mu.
+	live map[*match]struct{}
+	gone wire.Code // why it may not dial any more
 }
 
 func newRegistry(l Limits) *registry {
-	return &registry{limits: l, hosts: make(map[wire.ID]*host), clients: make(map[*client]struct{}), empty: make(chan struct{})}
+	return &registry{
+		limits: l, hosts: make(map[wire.ID]*host), clients: make(map[*client]struct{}), empty: make(chan struct{}),
+		timers: make(map[*time.Timer]struct{}),
+	}
 }
 
+// featureClone in an answer to a host says that its registration took the place
+// of another process that runs with the same identity and epoch.
+const featureClone = "clone"
+
 // addHost registers hs and decides between it and what is there: protocol 2,
-// section Host sessions. A refusal has a code and perhaps a wait.
-func (r *registry) addHost(hs *hostSession) *wire.RefusedError {
+// section Host sessions. The answer is sent before anything else the registry
+// may send. A refusal has a code and perhaps a wait; then nothing was sent.
+func (r *registry) addHost(hs *hostSession, answer *wire.Registered) *wire.RefusedError {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.draining {
@@ -119,21 +100,25 @@ func (r *registry) addHost(hs *hostSession) *wire.RefusedError {
 	case h == nil && len(r.hosts) >= r.limits.Hosts:
 		return &wire.RefusedError{Code: wire.CodeQuotaExceeded, RetryAfter: time.Minute}
 	case h == nil:
-		h = &host{slots: make(map[int]*hostSession), perCred: make(map[credential]int)}
+		h = &host{slots: make(map[int]*hostSession), all: make(map[*hostSession]struct{}), perCred: make(map[credential]int)}
 		r.hosts[hs.id] = h
 	case hs.epoch < h.epoch:
 		return &wire.RefusedError{Code: wire.CodeReplaced, RetryAfter: time.Minute}
 	case hs.instance != h.instance: // a newer process, or a clone: the newer wins
+		if hs.epoch == h.epoch && len(h.slots) > 0 {
+			answer.Features = append(answer.Features, featureClone)
+		}
 		for _, old := range h.slots {
 			r.replace(old)
 		}
 		clear(h.slots)
 	}
+	hs.ctl.Send(answer)
 	h.epoch, h.instance = hs.epoch, hs.instance
 	if old := h.slots[hs.slot]; old != nil {
 		r.replace(old)
 	}
-	h.slots[hs.slot] = hs
+	h.slots[hs.slot], h.all[hs] = hs, struct{}{}
 	return nil
 }
 
@@ -142,11 +127,40 @@ func (r *registry) addHost(hs *hostSession) *wire.RefusedError {
 func (r *registry) replace(old *hostSession) {
 	old.replaced = true
 	old.ctl.Send(&wire.Error{Code: wire.CodeReplaced, RetryAfter: time.Minute})
-	time.AfterFunc(r.limits.Takeover, func() { old.abortAll(r, wire.CodeReplaced) })
+	r.after(r.limits.Takeover, func() {
+		r.abortAll(old, wire.CodeReplaced)
+		old.sess.CloseSoon()
+	})
 }
 
-// abortAll ends the streams of a session that was replaced.
-func (hs *hostSession) abortAll(r *registry, code wire.Code) {
+// after runs f in d, with the lock free, unless close comes first. The lock is
+// held.
+func (r *registry) after(d time.Duration, f func()) {
+	var t *time.Timer
+	t = time.AfterFunc(d, func() {
+		r.mu.Lock()
+		_, due := r.timers[t]
+		delete(r.timers, t)
+		r.mu.Unlock()
+		if due {
+			f()
+		}
+	})
+	r.timers[t] = struct{}{}
+}
+
+// close stops what after has planned.
+func (r *registry) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for t := range r.timers {
+		t.Stop()
+	}
+	clear(r.timers)
+}
+
+// abortAll ends the streams of a host session.
+func (r *registry) abortAll(hs *hostSession, code wire.Code) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for m := range hs.live {
@@ -161,11 +175,17 @@ func (r *registry) removeHost(hs *hostSession) {
 	if h == nil {
 		return
 	}
+	delete(h.all, hs)
 	if h.slots[hs.slot] == hs {
 		delete(h.slots, hs.slot)
 	}
-	if len(h.slots) == 0 && h.streams == 0 {
-		delete(r.hosts, hs.id)
+	r.forget(hs.id, h)
+}
+
+// forget drops a host that nothing is left of. The lock is held.
+func (r *registry) forget(id wire.ID, h *host) {
+	if len(h.all) == 0 && h.streams == 0 {
+		delete(r.hosts, id)
 	}
 }
 
@@ -184,19 +204,30 @@ func (r *registry) pick(id wire.ID) *hostSession {
 	}
 	var best *hostSession
 	for _, hs := range h.slots {
-		if !hs.replaced && (best == nil || cmp.Or(cmp.Compare(len(hs.live), len(best.live)), cmp.Compare(hs.slot, best.slot)) < 0) {
+		if !hs.replaced && (best == nil || hs.before(best)) {
 			best = hs
 		}
 	}
 	return best
 }
 
-func (r *registry) addClient(c *client) *wire.RefusedError {
+// before orders sessions for a new stream: those that answer first, then those
+// with fewer streams. The lock is held.
+func (hs *hostSession) before(other *hostSession) bool {
+	if hs.silent != other.silent {
+		return other.silent
+	}
+	return cmp.Or(cmp.Compare(len(hs.live), len(other.live)), cmp.Compare(hs.slot, other.slot)) < 0
+}
+
+// addClient registers c and sends the answer, or refuses and sends nothing.
+func (r *registry) addClient(c *client, answer *wire.Registered) *wire.RefusedError {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.draining {
 		return &wire.RefusedError{Code: wire.CodeDraining}
 	}
+	c.ctl.Send(answer)
 	r.clients[c] = struct{}{}
 	return nil
 }
@@ -211,6 +242,9 @@ func (r *registry) removeClient(c *client) {
 func (r *registry) reserve(m *match) wire.Code {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if m.client.gone != "" {
+		return m.client.gone
+	}
 	if r.draining {
 		return wire.CodeDraining
 	}
@@ -229,15 +263,39 @@ func (r *registry) reserve(m *match) wire.Code {
 	m.host = hs
 	h.streams++
 	h.perCred[m.cred]++
-	hs.live[m] = struct{}{}
+	hs.live[m], m.client.live[m] = struct{}{}, struct{}{}
 	r.streams++
 	return ""
+}
+
+// elsewhere moves a match, whose host session did not answer, to another one.
+// It says false when there is none.
+func (r *registry) elsewhere(m *match) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m.host.silent = true
+	hs := r.pick(m.cred.host)
+	if hs == nil || hs == m.host {
+		return false
+	}
+	delete(m.host.live, m)
+	m.host = hs
+	hs.live[m] = struct{}{}
+	return true
+}
+
+// answered notes that a host session is alive.
+func (r *registry) answered(hs *hostSession) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	hs.silent = false
 }
 
 func (r *registry) release(m *match) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(m.host.live, m)
+	delete(m.client.live, m)
 	r.streams--
 	if r.draining && r.streams == 0 {
 		close(r.empty)
@@ -250,9 +308,7 @@ func (r *registry) release(m *match) {
 	if h.perCred[m.cred]--; h.perCred[m.cred] <= 0 {
 		delete(h.perCred, m.cred)
 	}
-	if len(h.slots) == 0 && h.streams == 0 {
-		delete(r.hosts, m.cred.host)
-	}
+	r.forget(m.cred.host, h)
 }
 
 // revoke ends the sessions and streams of a credential.
@@ -269,7 +325,7 @@ func (r *registry) revoke(cred credential) {
 // revokeBootstrap ends what still uses a bootstrap once its pairing had time to
 // register with its own credential.
 func (r *registry) revokeBootstrap(cred credential, grace time.Duration) {
-	time.AfterFunc(grace, func() { r.revoke(cred) })
+	r.later(grace, func() { r.revoke(cred) })
 }
 
 // retire takes a host session out of the choice for new streams, at the host's
@@ -282,22 +338,26 @@ func (r *registry) retire(hs *hostSession) {
 
 // dropClient ends the streams of a client and tells it why. The lock is held.
 func (r *registry) dropClient(c *client, code wire.Code) {
-	for _, h := range r.hosts {
-		for _, hs := range h.slots {
-			for m := range hs.live {
-				if m.client == c {
-					m.abort(code)
-				}
-			}
-		}
+	c.gone = code
+	for m := range c.live {
+		m.abort(code)
 	}
 	c.ctl.Send(&wire.Error{Code: code})
 	delete(r.clients, c)
 	c.sess.CloseSoon()
 }
 
-// removeHostID ends everything of a host that was removed or whose token no
-// longer holds.
+// dropHost ends a session of a host and its streams. The lock is held.
+func (r *registry) dropHost(hs *hostSession) {
+	hs.replaced = true
+	for m := range hs.live {
+		m.abort(wire.CodeRevoked)
+	}
+	hs.ctl.Send(&wire.Error{Code: wire.CodeUnauthorized})
+	hs.sess.CloseSoon()
+}
+
+// removeHostID ends everything of a host that may no longer register.
 func (r *registry) removeHostID(id wire.ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -307,11 +367,54 @@ func (r *registry) removeHostID(id wire.ID) {
 		}
 	}
 	if h := r.hosts[id]; h != nil {
-		for _, hs := range h.slots {
-			hs.ctl.Send(&wire.Error{Code: wire.CodeUnauthorized})
-			hs.sess.CloseSoon()
+		for hs := range h.all {
+			r.dropHost(hs)
 		}
 	}
+}
+
+// recheckHost ends those sessions of a host whose token no longer holds, and
+// says in what time to come back for the next one, or 0. holds must not wait.
+func (r *registry) recheckHost(id wire.ID, holds func(wire.Digest) (bool, time.Duration)) (next time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h := r.hosts[id]
+	if h == nil {
+		return 0
+	}
+	for hs := range h.all {
+		switch ok, left := holds(hs.token); {
+		case !ok:
+			r.dropHost(hs)
+		case left > 0 && (next == 0 || left < next):
+			next = left
+		}
+	}
+	now := time.Now()
+	due := now.Add(next)
+	if next == 0 || h.recheck.After(now) && !due.Before(h.recheck) {
+		return 0 // nothing to come, or planned already
+	}
+	h.recheck = due
+	return next
+}
+
+// later is after for those who do not hold the lock.
+func (r *registry) later(d time.Duration, f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.after(d, f)
+}
+
+// hostStatus counts what a host has here.
+func (r *registry) hostStatus(id wire.ID) HostStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h := r.hosts[id]
+	if h == nil {
+		return HostStatus{}
+	}
+	return HostStatus{Sessions: len(h.slots), Streams: h.streams}
 }
 
 // reused tells the host that somebody tried a used bootstrap.

@@ -4,15 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/hermes-reach/hermes-reach/broker/store"
+	"github.com/hermes-reach/hermes-reach/reach/carrier"
 	"github.com/hermes-reach/hermes-reach/reach/link"
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
 // serveSession runs one session from its first byte to its end. It owns c.
-func (b *Broker) serveSession(ctx context.Context, c *link.Carrier, src string) {
+func (b *Broker) serveSession(ctx context.Context, c *carrier.Carrier, src netip.Prefix) {
+	from := &origin{src: src, registered: sync.OnceFunc(func() { b.sources.leave(src) })}
+	defer from.registered() // at the latest
 	sess, err := link.Server(c, b.link)
 	if err != nil {
 		b.log.Debug("session did not start", "peer", c.RemoteAddr(), "err", err)
@@ -20,33 +25,70 @@ func (b *Broker) serveSession(ctx context.Context, c *link.Carrier, src string) 
 	}
 	defer func() { _ = sess.Close() }()
 	defer context.AfterFunc(ctx, sess.CloseSoon)()
-	if err := b.register(ctx, sess, src); err != nil {
+	if err := b.register(ctx, sess, from); err != nil {
 		b.log.Info("session ended", "peer", c.RemoteAddr(), "transport", c.Transport(), "err", err)
 	}
+	// A connection that we close takes along what the other end has not read
+	// yet: who was refused closes it himself, when he knows why.
+	grace, cancel := context.WithTimeout(ctx, refusalGrace)
+	defer cancel()
+	_, _ = sess.AcceptStream(grace) // one more stream ends it at once
 }
 
+// origin is where a session comes from.
+type origin struct {
+	src        netip.Prefix
+	registered func() // ends its time as a stranger; may be called again
+}
+
+// refusalGrace is how long who was refused may take to close the session.
+const refusalGrace = time.Second
+
 // register reads the first message and serves the session as what it says.
-func (b *Broker) register(ctx context.Context, sess *link.Session, src string) error {
-	early, cancel := context.WithTimeout(ctx, b.limits.Register)
-	defer cancel()
-	st, err := sess.AcceptStream(early)
-	if err != nil {
+func (b *Broker) register(ctx context.Context, sess *link.Session, from *origin) error {
+	st, m, err := b.firstMessage(ctx, sess)
+	if st == nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			b.sources.failed(from.src)
+		}
 		return fmt.Errorf("wait for the registration: %w", err)
 	}
-	m, err := link.ReadHeader(st, b.limits.Register)
 	if err != nil {
-		b.sources.failed(src)
+		b.sources.failed(from.src)
 		return b.refuse(st, codeOfParse(err), 0, fmt.Errorf("read the registration: %w", err))
 	}
 	reg, ok := m.(*wire.Register)
-	if !ok {
-		b.sources.failed(src)
-		return b.refuse(st, wire.CodeUnauthorized, 0, errors.New("the first message is no registration"))
+	if !ok || reg.InstanceID.IsZero() || reg.ConnectionID.IsZero() {
+		b.sources.failed(from.src)
+		return b.refuse(st, wire.CodeUnauthorized, 0, errors.New("the first message is no registration, or one without ids"))
 	}
 	if reg.Role == wire.RoleHost {
-		return b.serveHost(ctx, sess, st, reg, src)
+		return b.serveHost(ctx, sess, st, reg, from)
 	}
-	return b.serveClient(ctx, sess, st, reg, src)
+	return b.serveClient(ctx, sess, st, reg, from)
+}
+
+// firstMessage reads the first message of the first stream. Who opens another
+// stream before that was answered wants to be given memory without a
+// credential: the session ends.
+func (b *Broker) firstMessage(ctx context.Context, sess *link.Session) (*link.Stream, wire.Message, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.limits.Register)
+	defer cancel()
+	start := time.Now()
+	st, err := sess.AcceptStream(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel()
+	watch.Go(func() {
+		if _, err := sess.AcceptStream(ctx); err == nil {
+			sess.CloseSoon()
+		}
+	})
+	m, err := link.ReadHeader(st, b.limits.Register-time.Since(start))
+	return st, m, err
 }
 
 func codeOfParse(err error) wire.Code {
@@ -73,38 +115,57 @@ func (b *Broker) registered(sess *link.Session, streams int) *wire.Registered {
 }
 
 // serveHost checks a host's registration and serves its control stream.
-func (b *Broker) serveHost(ctx context.Context, sess *link.Session, st *link.Stream, reg *wire.Register, src string) error {
+func (b *Broker) serveHost(ctx context.Context, sess *link.Session, st *link.Stream, reg *wire.Register, from *origin) error {
 	token := wire.DigestOf(reg.Token)
 	ok, err := b.store.CheckHost(reg.HostID, token)
 	if err != nil {
 		return b.refuse(st, wire.CodeHostOffline, time.Minute, err)
 	}
 	if !ok {
-		b.sources.failed(src)
+		b.sources.failed(from.src)
 		return b.refuse(st, wire.CodeUnauthorized, 0, fmt.Errorf("host %s: wrong id or token", reg.HostID))
 	}
 	if !b.replays.fresh(token, reg.ConnectionID) {
-		b.sources.failed(src)
+		b.sources.failed(from.src)
 		return b.refuse(st, wire.CodeReplayed, 0, fmt.Errorf("host %s: its connection_id was used before", reg.HostID))
 	}
 	hs := &hostSession{
 		id: reg.HostID, connection: reg.ConnectionID, slot: slotOf(reg), epoch: reg.Epoch, instance: reg.InstanceID,
-		sess: sess, live: make(map[*match]struct{}),
+		token: token, sess: sess, live: make(map[*match]struct{}),
 	}
-	// The answer is the first message on the control stream, before anything
-	// the registry may send.
 	hs.ctl = sess.StartControl(st)
-	hs.ctl.Send(b.registered(sess, b.limits.HostStreams))
-	if r := b.reg.addHost(hs); r != nil {
+	if r := b.reg.addHost(hs, b.registered(sess, b.limits.HostStreams)); r != nil {
 		hs.ctl.Send(&wire.Error{Code: r.Code, RetryAfter: r.RetryAfter})
 		return fmt.Errorf("host %s: %w", hs.id, r)
 	}
+	from.registered()
+	var strays sync.WaitGroup
+	defer strays.Wait()
 	defer b.reg.removeHost(hs)
+	b.recheckHost(hs.id) // it may have been removed since its token was checked
 	b.log.Info("host registered", "host", hs.id, "slot", hs.slot, "epoch", hs.epoch,
 		"agent", reg.Agent, "peer", sess.Carrier().RemoteAddr(), "transport", sess.Carrier().Transport())
-	err = b.controlLoop(ctx, hs.ctl, func(m wire.Message) error { return b.hostMessage(hs, m) })
-	hs.abortAll(b.reg, wire.CodeHostOffline)
+	strays.Go(func() { b.refuseStrays(ctx, sess) })
+	err = b.controlLoop(hs.ctl, func(m wire.Message) { b.hostMessage(hs, m) })
+	b.reg.abortAll(hs, wire.CodeHostOffline)
+	sess.CloseSoon()
 	return fmt.Errorf("host %s: %w", hs.id, err)
+}
+
+// maxStrays is how many streams a host may open in one session. Hosts have no
+// reason to: one who goes on fills our memory.
+const maxStrays = 16
+
+// refuseStrays ends streams that a host opened.
+func (b *Broker) refuseStrays(ctx context.Context, sess *link.Session) {
+	for range maxStrays {
+		st, err := sess.AcceptStream(ctx)
+		if err != nil {
+			return
+		}
+		b.refuseDial(st, wire.CodeMalformed)
+	}
+	sess.CloseSoon()
 }
 
 func slotOf(reg *wire.Register) int {
@@ -114,35 +175,21 @@ func slotOf(reg *wire.Register) int {
 	return *reg.Slot
 }
 
-// controlLoop hands messages to handle until the session ends. What it does
-// not know is answered with malformed and does no harm.
-func (b *Broker) controlLoop(_ context.Context, ctl *link.Control, handle func(wire.Message) error) error {
+// controlLoop hands messages to handle until the session ends.
+func (b *Broker) controlLoop(ctl *link.Control, handle func(wire.Message)) error {
 	for {
 		m, err := ctl.Receive()
-		var unknown *wire.UnknownTypeError
-		switch {
-		case errors.As(err, &unknown):
-			ctl.Send(&wire.Error{Code: wire.CodeMalformed})
-			continue
-		case err != nil:
+		if err != nil {
 			return err
 		}
-		switch m := m.(type) {
-		case *wire.Ping:
-			ctl.Send(&wire.Pong{T: m.T})
-		case *wire.Pong, *wire.Error:
-		case *wire.Reset:
-			ctl.Session().Reset(m.StreamID, m.Code)
-		default:
-			if err := handle(m); err != nil {
-				return err
-			}
+		if _, ok := m.(*wire.Error); !ok { // an error is never answered
+			handle(m)
 		}
 	}
 }
 
 // hostMessage serves what only a host may say.
-func (b *Broker) hostMessage(hs *hostSession, m wire.Message) error {
+func (b *Broker) hostMessage(hs *hostSession, m wire.Message) {
 	switch m := m.(type) {
 	case *wire.PublishBootstrap:
 		b.publish(hs, m.RequestID, store.Credential{
@@ -160,7 +207,6 @@ func (b *Broker) hostMessage(hs *hostSession, m wire.Message) error {
 	default:
 		hs.ctl.Send(&wire.Error{Code: wire.CodeMalformed})
 	}
-	return nil
 }
 
 // publish stores a credential and answers once it is on disk. A refusal names
@@ -171,12 +217,16 @@ func (b *Broker) publish(hs *hostSession, request string, c store.Credential, do
 		return
 	}
 	if err := b.store.Publish(c); err != nil {
-		code := wire.CodeQuotaExceeded
-		if !errors.Is(err, store.ErrQuota) {
-			code = wire.CodeRefused
+		refusal := &wire.Error{Code: wire.CodeRefused, RequestID: request, RetryAfter: time.Minute}
+		switch {
+		case errors.Is(err, store.ErrQuota):
+			refusal.Code = wire.CodeQuotaExceeded
+		case errors.Is(err, store.ErrToken), errors.Is(err, store.ErrNoHost):
+			refusal.RetryAfter = 0 // it will never do
+		default:
 			b.log.Error("credential not stored", "host", hs.id, "kind", c.Kind, "err", err)
 		}
-		hs.ctl.Send(&wire.Error{Code: code, RequestID: request, RetryAfter: time.Minute})
+		hs.ctl.Send(refusal)
 		return
 	}
 	hs.ctl.Send(done)

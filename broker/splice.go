@@ -11,18 +11,15 @@ import (
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
-const (
-	// smallRead is what an idle direction holds: enough for a message.
-	smallRead = 2 << 10
+// bufferSize is what a direction borrows while it has something to copy: four
+// TLS records less the frame header that goes with them.
+const bufferSize = 4*(16<<10) - 12
 
-	// bigRead is what a direction borrows while bytes flow: four TLS records
-	// less the frame header that goes with them.
-	bigRead = 4*(16<<10) - 12
-)
-
-var bigBuffers = sync.Pool{New: func() any { return new([bigRead]byte) }}
+var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 
 // half is one end of a splice. What carries it is none of the splice's business.
+// A Read of no bytes should wait until there are some: until then the splice
+// holds no buffer.
 type half interface {
 	io.ReadWriter
 	CloseWrite() error
@@ -44,8 +41,10 @@ func splice(a, b half, idle time.Duration) (ab, ba int64, code wire.Code) {
 	done.Go(func() { s.copy(a, b, &s.ba) })
 	done.Wait()
 	watch.stop()
-	_ = a.Close()
-	_ = b.Close()
+	if s.code == "" { // the end that Close sends could overtake an abort's code
+		_ = a.Close()
+		_ = b.Close()
+	}
 	return s.ab.Load(), s.ba.Load(), s.code
 }
 
@@ -82,38 +81,35 @@ func (s *spliceState) copy(dst, src half, count *atomic.Int64) {
 	}
 }
 
-// pump copies until src ends or either side fails, and says which. It holds a
-// small buffer while nothing comes and borrows a big one while bytes flow.
+// pump copies until src ends or either side fails, and says which. It borrows a
+// buffer only while there is something to copy, so that idle streams hold none.
 func pump(dst io.Writer, src io.Reader, count *atomic.Int64) (rerr, werr error) {
-	small := make([]byte, smallRead)
-	buf := small
-	var big *[bigRead]byte
-	defer func() {
-		if big != nil {
-			bigBuffers.Put(big)
-		}
-	}()
 	for {
-		n, err := src.Read(buf)
-		if n > 0 {
-			if _, err := dst.Write(buf[:n]); err != nil {
-				return nil, err
-			}
-			count.Add(int64(n))
+		_, rerr = src.Read(nil)
+		if rerr == nil {
+			rerr, werr = copyOnce(dst, src, count)
 		}
 		switch {
-		case errors.Is(err, io.EOF):
+		case errors.Is(rerr, io.EOF):
 			return nil, nil
-		case err != nil:
-			return err, nil
-		case big == nil && n == len(small):
-			big = bigBuffers.Get().(*[bigRead]byte)
-			buf = big[:]
-		case big != nil && n < len(small):
-			bigBuffers.Put(big)
-			big, buf = nil, small
+		case rerr != nil || werr != nil:
+			return rerr, werr
 		}
 	}
+}
+
+func copyOnce(dst io.Writer, src io.Reader, count *atomic.Int64) (rerr, werr error) {
+	buf := buffers.Get().(*[bufferSize]byte)
+	defer buffers.Put(buf)
+	n, rerr := src.Read(buf[:])
+	if n == 0 {
+		return rerr, nil
+	}
+	if _, err := dst.Write(buf[:n]); err != nil {
+		return nil, err
+	}
+	count.Add(int64(n))
+	return rerr, nil
 }
 
 // idleWatch ends a splice on which nothing passed either way.

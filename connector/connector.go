@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hermes-reach/hermes-reach/reach/carrier"
 	"github.com/hermes-reach/hermes-reach/reach/link"
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
@@ -38,7 +39,7 @@ type Config struct {
 	// NetDial opens TCP connections; nil means a net.Dialer.
 	NetDial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// Transports, in order; nil means all.
-	Transports []link.Transport
+	Transports []carrier.Transport
 
 	// Instance names this process, Epoch counts its starts: the broker gives
 	// the host to the highest.

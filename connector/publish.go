@@ -246,7 +246,9 @@ func (c *Connector) Publish(ctx context.Context, pub Publication) error {
 	err := c.pubs.ask(ctx, nil, pub.message)
 	if _, refused := errors.AsType[*wire.RefusedError](err); refused {
 		c.pubs.mu.Lock()
-		delete(c.pubs.want, k)
+		if c.pubs.want[k] == pub { // and not what was asked for meanwhile
+			delete(c.pubs.want, k)
+		}
 		c.pubs.mu.Unlock()
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hermes-reach/hermes-reach/reach/carrier"
 	"github.com/hermes-reach/hermes-reach/reach/link"
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
@@ -28,12 +29,16 @@ const (
 	// retried at once again.
 	steady = 30 * time.Second
 
+	// maxDrain bounds how long a session that the broker drains is kept,
+	// whatever it asks for.
+	maxDrain = time.Minute
+
 	headerTimeout  = 10 * time.Second
 	handoutTimeout = 10 * time.Second
 
 	// maxStreams bounds what a broker may open in one session, several times
 	// what an honest one does.
-	maxStreams = 1024
+	maxStreams = 512
 
 	// lingerSlack is how much longer than the broker a session that only
 	// finishes its streams waits for their end.
@@ -59,7 +64,7 @@ func (c *Connector) keep(ctx context.Context, slot int) {
 		if ctx.Err() != nil {
 			return
 		}
-		if time.Since(start) > steady || errors.Is(err, errDrain) {
+		if time.Since(start) > steady {
 			failures = 0
 		}
 		wait := max(backoff(failures, err), c.pauseLeft())
@@ -141,7 +146,7 @@ func (c *Connector) session(ctx context.Context, slot int, sessions *sync.WaitGr
 
 // connect dials and registers.
 func (c *Connector) connect(ctx context.Context, slot int) (*session, error) {
-	d := &link.Dialer{URL: c.cfg.URL, TLS: c.cfg.TLS, NetDial: c.cfg.NetDial, Transports: c.cfg.Transports}
+	d := &carrier.Dialer{URL: c.cfg.URL, TLS: c.cfg.TLS, NetDial: c.cfg.NetDial, Transports: c.cfg.Transports}
 	carrier, err := d.Dial(ctx)
 	if err != nil {
 		return nil, err
@@ -222,7 +227,7 @@ func (c *Connector) retire(ctx context.Context, s *session, tasks *sync.WaitGrou
 	s.retired.Do(func() {
 		c.pubs.detach(s.ctl)
 		s.leave(why)
-		tasks.Go(func() { s.linger(ctx, d+lingerSlack) })
+		tasks.Go(func() { s.linger(ctx, min(d, maxDrain)+lingerSlack) })
 	})
 }
 

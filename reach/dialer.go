@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hermes-reach/hermes-reach/reach/carrier"
 	"github.com/hermes-reach/hermes-reach/reach/link"
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
@@ -32,7 +33,7 @@ type DialerConfig struct {
 	// NetDial opens TCP connections; nil means a net.Dialer.
 	NetDial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// Transports, in order; nil means all.
-	Transports []link.Transport
+	Transports []carrier.Transport
 	// Agent is shown by the broker: "hermes-reach/1.2.3".
 	Agent string
 	// Link adjusts sessions; the zero value is right.
@@ -47,7 +48,7 @@ type DialerConfig struct {
 // called by any number of goroutines.
 type Dialer struct {
 	cfg      DialerConfig
-	link     link.Dialer
+	link     carrier.Dialer
 	instance wire.ID
 	log      *slog.Logger
 	life     context.Context // ends with Close
@@ -87,7 +88,7 @@ func NewDialer(cfg DialerConfig) (*Dialer, error) {
 	return &Dialer{
 		life: life, end: end,
 		cfg:      cfg,
-		link:     link.Dialer{URL: u, TLS: cfg.TLS, NetDial: cfg.NetDial, Transports: cfg.Transports},
+		link:     carrier.Dialer{URL: u, TLS: cfg.TLS, NetDial: cfg.NetDial, Transports: cfg.Transports},
 		instance: wire.NewID(),
 		all:      make(map[*clientSession]struct{}),
 		log:      cfg.Log.With("broker", u.HostPort()),

@@ -2,7 +2,10 @@ package store
 
 import (
 	"fmt"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"go.etcd.io/bbolt"
 
@@ -25,15 +28,34 @@ type Host struct {
 	Tokens  []HostToken `json:"tokens"`
 }
 
-// AddHost lets a host register with the token of that digest. Names are unique.
+// maxName bounds a host's name, in characters: it has to fit into the line that
+// enrolls the host.
+const maxName = 64
+
+func checkName(name string) error {
+	if n := utf8.RuneCountInString(name); n == 0 || n > maxName || !utf8.ValidString(name) ||
+		strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
+		return fmt.Errorf("a host's name is 1 to %d printable characters", maxName)
+	}
+	return nil
+}
+
+// AddHost lets a host register with the token of that digest. Names and ids
+// are unique (ErrHostName, ErrHostID).
 func (s *Store) AddHost(name string, id wire.ID, token wire.Digest) error {
+	if err := checkName(name); err != nil {
+		return fmt.Errorf("add host: %w", err)
+	}
+	if id.IsZero() {
+		return fmt.Errorf("add host %q: it has no id", name)
+	}
 	return s.db.Update(func(tx *bbolt.Tx) error {
 		b := tx.Bucket(bucketHosts)
 		if _, ok, err := findHost(tx, name); err != nil || ok {
 			return orErr(err, fmt.Errorf("add host %q: %w", name, ErrHostName))
 		}
 		if b.Get(id[:]) != nil {
-			return fmt.Errorf("add host %q: the id %s is another host's", name, id)
+			return fmt.Errorf("add host %q: %w", name, ErrHostID)
 		}
 		return put(b, id[:], Host{ID: id, Name: name, Created: s.now().UTC(), Tokens: []HostToken{{Digest: token}}})
 	})
@@ -49,8 +71,8 @@ func orErr(err, otherwise error) error {
 func findHost(tx *bbolt.Tx, name string) (Host, bool, error) {
 	var found Host
 	ok := false
-	err := tx.Bucket(bucketHosts).ForEach(func(k, _ []byte) error {
-		h, _, err := get[Host](tx.Bucket(bucketHosts), k)
+	err := tx.Bucket(bucketHosts).ForEach(func(_, v []byte) error {
+		h, err := decode[Host](v)
 		if err == nil && h.Name == name {
 			found, ok = h, true
 		}
@@ -59,7 +81,12 @@ func findHost(tx *bbolt.Tx, name string) (Host, bool, error) {
 	return found, ok, err
 }
 
-// RotateHost gives a host a new token. The old one works for overlap more.
+// maxTokens bounds how many rotated-out tokens are kept beside the current one:
+// of more, those that were rotated out first go.
+const maxTokens = 8
+
+// RotateHost gives a host a new token. The old one works for overlap more, not
+// at all with 0; what an earlier rotation left is never prolonged.
 func (s *Store) RotateHost(name string, token wire.Digest, overlap time.Duration) (Host, error) {
 	var h Host
 	err := s.db.Update(func(tx *bbolt.Tx) error {
@@ -78,7 +105,7 @@ func (s *Store) RotateHost(name string, token wire.Digest, overlap time.Duration
 				kept = append(kept, t)
 			}
 		}
-		h.Tokens = kept
+		h.Tokens = kept[:min(len(kept), maxTokens)]
 		return put(tx.Bucket(bucketHosts), h.ID[:], h)
 	})
 	return h, err
@@ -111,14 +138,22 @@ func (s *Store) RemoveHost(name string) (Host, error) {
 func (s *Store) Hosts() ([]Host, error) {
 	var hosts []Host
 	err := s.db.View(func(tx *bbolt.Tx) error {
-		b := tx.Bucket(bucketHosts)
-		return b.ForEach(func(k, _ []byte) error {
-			h, _, err := get[Host](b, k)
+		return tx.Bucket(bucketHosts).ForEach(func(_, v []byte) error {
+			h, err := decode[Host](v)
 			hosts = append(hosts, h)
 			return err
 		})
 	})
 	return hosts, err
+}
+
+// Host gives the host of that id.
+func (s *Store) Host(id wire.ID) (h Host, ok bool, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) (err error) {
+		h, ok, err = get[Host](tx.Bucket(bucketHosts), id[:])
+		return err
+	})
+	return h, ok, err
 }
 
 // CheckHost tells whether the token of that digest registers the host now.

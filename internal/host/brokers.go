@@ -215,7 +215,7 @@ func (h *Host) startBroker(b EnrolledBroker) error {
 	h.connectors = append(h.connectors, r)
 	h.mu.Unlock()
 	h.routes.tell(r) // before it runs, so that all of it goes with the first session
-	in := newIntake(conn)
+	in := newIntake(conn, h.streams.track)
 	var parts sync.WaitGroup
 	parts.Go(func() {
 		if err := h.server.Serve(in); err != nil && ctx.Err() == nil {
@@ -233,13 +233,14 @@ func (h *Host) startBroker(b EnrolledBroker) error {
 // that requests under way through a broker end in order.
 type intake struct {
 	*connector.Connector
+	track  func(net.Conn) net.Conn
 	conns  chan net.Conn
 	closed chan struct{}
 	once   sync.Once
 }
 
-func newIntake(c *connector.Connector) *intake {
-	return &intake{Connector: c, conns: make(chan net.Conn), closed: make(chan struct{})}
+func newIntake(c *connector.Connector, track func(net.Conn) net.Conn) *intake {
+	return &intake{Connector: c, track: track, conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
 // pump hands streams on until the connector ends.
@@ -250,6 +251,7 @@ func (in *intake) pump() {
 		if err != nil {
 			return
 		}
+		c = in.track(c)
 		select {
 		case in.conns <- c:
 		case <-in.closed:

@@ -88,6 +88,7 @@ type Host struct {
 	sessions *session.Store
 	server   *securelink.Server
 	routes   *routes
+	streams  *streams
 	pairings *pairings
 	enrolled *Enrolled
 	secret   []byte // signs invites
@@ -194,6 +195,7 @@ func (h *Host) openState() error {
 		return err
 	}
 	h.routes = &routes{host: h, secret: routeSecret}
+	h.streams = newStreams(func(id string) bool { return h.sessions.Knows(id) })
 	h.sessions, err = session.Open(filepath.Join(h.cfg.Dir, "sessions"), session.Options{
 		Log: h.log, Version: h.cfg.Version, Routes: h.routes, OnJoin: h.pairings.joined, OnCode: h.codeEnded,
 	})

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 
 	"github.com/hermes-reach/hermes-reach/connector"
@@ -109,10 +110,12 @@ func (r *routes) Issue(ctx context.Context, req session.RouteRequest) ([]session
 	return out, nil
 }
 
-// Withdraw takes a route back at every broker. While the brokers are not known,
+// Withdraw takes a route back: what is open by it ends at once, whatever the
+// brokers do, and then every broker is told. While the brokers are not known,
 // at the start and at the stop, it fails and is to be repeated: nobody would
 // have been told.
 func (r *routes) Withdraw(ctx context.Context, credentialID string) error {
+	r.host.streams.cut(credentialID)
 	if !r.host.serving() {
 		return errors.New("no broker is asked yet, or any more")
 	}
@@ -124,4 +127,76 @@ func (r *routes) Withdraw(ctx context.Context, credentialID string) error {
 	}
 	all.Wait()
 	return errors.Join(errs...)
+}
+
+// streams are the connections that came in by a route and are open. A broker
+// that is away, or lies, does not end those of a revoked device; we do.
+type streams struct {
+	knows func(credentialID string) bool
+	mu    sync.Mutex
+	open  map[string]map[*stream]struct{}
+}
+
+// stream is a connection that is forgotten when it closes.
+type stream struct {
+	net.Conn
+	end func()
+}
+
+func (s *stream) Close() error {
+	s.end()
+	return s.Conn.Close()
+}
+
+// CloseWrite ends our direction alone, where the connection can.
+func (s *stream) CloseWrite() error {
+	if c, ok := s.Conn.(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
+	}
+	return nil
+}
+
+func newStreams(knows func(string) bool) *streams {
+	return &streams{knows: knows, open: make(map[string]map[*stream]struct{})}
+}
+
+// track notes a connection until it closes.
+func (s *streams) track(c net.Conn) net.Conn {
+	addr, ok := c.RemoteAddr().(connector.Addr)
+	if !ok || addr.CredentialID == "" {
+		return c
+	}
+	id := addr.CredentialID
+	st := &stream{Conn: c}
+	st.end = sync.OnceFunc(func() { s.forget(id, st) })
+	s.mu.Lock()
+	if s.open[id] == nil {
+		s.open[id] = make(map[*stream]struct{})
+	}
+	s.open[id][st] = struct{}{}
+	s.mu.Unlock()
+	if !s.knows(id) { // revoked since it was admitted
+		s.cut(id)
+	}
+	return st
+}
+
+func (s *streams) forget(id string, st *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open[id], st)
+	if len(s.open[id]) == 0 {
+		delete(s.open, id)
+	}
+}
+
+// cut ends what is open by a route.
+func (s *streams) cut(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for st := range s.open[id] {
+		if a, ok := st.Conn.(interface{ Abort(wire.Code) }); ok {
+			a.Abort(wire.CodeRevoked)
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -20,6 +21,9 @@ const (
 	linger = 10 * time.Second
 )
 
+// sendBuffers are shared, so that a Conn holds none while it has nothing to send.
+var sendBuffers = sync.Pool{New: func() any { return new([sendBuffer]byte) }}
+
 // Conn is a stream as a net.Conn that keeps the whole contract of net.Conn:
 // deadlines and Close take effect at once even while the link below hangs,
 // because Write only copies into a buffer that a goroutine of the session
@@ -32,21 +36,21 @@ type Conn struct {
 
 	mu       sync.Mutex
 	room     chan struct{} // closed and replaced when the buffer got room or failed
-	pending  []byte
-	spare    []byte
-	running  bool        // the sender runs; it ends when there is nothing to send
-	finished bool        // CloseWrite or Close was called
-	ended    bool        // our end was sent, or sending failed with err
-	err      error       // of the sender
-	hurry    *time.Timer // bounds the delivery of what is left after Close
+	pending  []byte        // not yet sent, in a buffer of sendBuffers; nil when idle
+	running  bool          // the sender runs; it ends when there is nothing to send
+	finished bool          // CloseWrite or Close was called
+	ended    bool          // our end was sent, or sending failed with err
+	err      error         // of the sender
+	hurry    *time.Timer   // bounds the delivery of what is left after Close
 
 	once   sync.Once
 	closed chan struct{}
+	linger time.Duration
 }
 
 // NewConn wraps st, which the Conn then owns.
 func NewConn(st *Stream, local, remote net.Addr) *Conn {
-	c := &Conn{st: st, local: local, remote: remote, room: make(chan struct{}), closed: make(chan struct{})}
+	c := &Conn{st: st, local: local, remote: remote, room: make(chan struct{}), closed: make(chan struct{}), linger: linger}
 	c.rd.init()
 	c.wd.init()
 	return c
@@ -67,7 +71,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 		return 0, c.opError("read", os.ErrDeadlineExceeded)
 	}
 	n, err := c.st.Read(p)
-	if err == nil || err == io.EOF {
+	if err == nil || errors.Is(err, io.EOF) {
 		return n, err
 	}
 	if c.isClosed() {
@@ -121,6 +125,9 @@ func (c *Conn) buffer(p []byte) (int, <-chan struct{}, error) {
 	if n == 0 {
 		return 0, c.room, nil
 	}
+	if c.pending == nil && n > 0 {
+		c.pending = sendBuffers.Get().(*[sendBuffer]byte)[:0]
+	}
 	c.pending = append(c.pending, p[:n]...)
 	return n, nil, c.startSender()
 }
@@ -151,16 +158,14 @@ func (c *Conn) send() {
 			}
 			return
 		}
-		c.pending, c.spare = c.spare[:0], nil
+		c.pending = nil
 		c.signalRoom()
 		c.mu.Unlock()
 		if _, err := c.st.Write(out); err != nil {
 			c.end(err)
 			return
 		}
-		c.mu.Lock()
-		c.spare = out
-		c.mu.Unlock()
+		sendBuffers.Put((*[sendBuffer]byte)(out[:sendBuffer]))
 	}
 }
 
@@ -168,15 +173,24 @@ func (c *Conn) send() {
 func (c *Conn) end(err error) {
 	c.mu.Lock()
 	c.ended, c.err, c.running = true, err, false
-	c.pending, c.spare = nil, nil
+	c.pending = nil
 	c.signalRoom()
 	if c.hurry != nil {
 		c.hurry.Stop()
 	}
 	c.mu.Unlock()
 	if c.isClosed() {
-		c.st.Abort(wire.CodeClosed)
+		c.st.Abort(lastWord(err))
 	}
+}
+
+// lastWord is the code that ends a stream whose sending ended with err: bytes
+// that could not be delivered must not look like an orderly end.
+func lastWord(err error) wire.Code {
+	if reset, ok := errors.AsType[*ResetError](err); err == nil || ok && reset.Code == wire.CodeClosed {
+		return wire.CodeClosed
+	}
+	return wire.CodeIdleTimeout
 }
 
 func (c *Conn) signalRoom() {
@@ -208,10 +222,10 @@ func (c *Conn) Close() error {
 		defer c.mu.Unlock()
 		c.finished = true
 		if c.ended || c.startSender() != nil {
-			c.st.Abort(wire.CodeClosed)
+			c.st.Abort(lastWord(c.err))
 			return
 		}
-		c.hurry = time.AfterFunc(linger, func() { c.st.Abort(wire.CodeClosed) })
+		c.hurry = time.AfterFunc(c.linger, func() { c.st.Abort(wire.CodeIdleTimeout) })
 	})
 	return nil
 }
@@ -246,6 +260,9 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	}
 	c.rd.set(t)
 	_ = c.st.SetReadDeadline(t) // an aborted stream needs none
+	if c.isClosed() {           // meanwhile: a Read must not wait for t
+		_ = c.st.SetReadDeadline(aLongTimeAgo)
+	}
 	return nil
 }
 

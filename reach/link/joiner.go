@@ -12,7 +12,7 @@ const (
 	// so that small messages do not queue behind bulk: a write that took longer
 	// than slowWrite halves it, one faster than fastWrite doubles it.
 	minJoin   = 2 << 10
-	maxJoin   = 256 << 10
+	maxJoin   = 128 << 10
 	slowWrite = 50 * time.Millisecond
 	fastWrite = 10 * time.Millisecond
 

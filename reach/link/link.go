@@ -1,9 +1,9 @@
-// Package link carries a Reach session: one byte stream between a peer and a
-// broker (a carrier, over TLS or WebSocket), and on it many streams.
+// Package link runs a Reach session: on one byte stream between a peer and a
+// broker, which package carrier made, many streams.
 //
 // The layers, from the network up:
 //
-//	Carrier   one ordered byte stream, made by Dial or Upgrade
+//	carrier   one ordered byte stream (package carrier)
 //	joiner    below yamux: a header and its body leave in one write
 //	Session   yamux with a watchdog, the control stream, resets by stream id
 //	Stream    one yamux stream with half-close and abort; what a splice uses
@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/yamux"
+
+	"github.com/hermes-reach/hermes-reach/reach/carrier"
 )
 
 // Timing and sizes of a session. The values are part of what both ends expect
@@ -104,4 +106,4 @@ func (l yamuxLog) Print(v ...any)            { l.log.Debug("yamux", "message", v
 func (l yamuxLog) Printf(f string, v ...any) { l.log.Debug("yamux", "message", f, "args", v) }
 func (l yamuxLog) Println(v ...any)          { l.Print(v...) }
 
-var _ io.ReadWriteCloser = (*Carrier)(nil)
+var _ io.ReadWriteCloser = (*carrier.Carrier)(nil)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/yamux"
 
+	"github.com/hermes-reach/hermes-reach/reach/carrier"
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
@@ -21,29 +22,40 @@ const closeGrace = time.Second
 // of goroutines. Whoever made it must Close it; Close waits for every goroutine
 // of the session, those of its streams included.
 type Session struct {
-	carrier *Carrier
+	carrier *carrier.Carrier
 	y       *yamux.Session
 	out     *joiner
 	watch   *watchdog
 
+	deadAfter time.Duration
+
 	mu      sync.Mutex
 	bound   map[wire.ID]*Stream
 	control *Control
-	closing bool
+	ending  bool  // CloseSoon was called
+	closing bool  // Close was called: nothing is started any more
 	cause   error // why the session ended, first reason wins
 	tasks   sync.WaitGroup
+
+	liveMu sync.Mutex
+	live   map[*Stream]struct{} // streams that yamux may still hold
+	dead   atomic.Bool          // yamux closes: nobody may wait in it any more
 }
 
 // Client runs a session on the end that dialled the broker. It owns c.
-func Client(c *Carrier, cfg Config) (*Session, error) { return newSession(c, cfg, yamux.Client) }
+func Client(c *carrier.Carrier, cfg Config) (*Session, error) {
+	return newSession(c, cfg, yamux.Client)
+}
 
 // Server runs a session on the broker's end. It owns c.
-func Server(c *Carrier, cfg Config) (*Session, error) { return newSession(c, cfg, yamux.Server) }
+func Server(c *carrier.Carrier, cfg Config) (*Session, error) {
+	return newSession(c, cfg, yamux.Server)
+}
 
-func newSession(c *Carrier, cfg Config, side func(io.ReadWriteCloser, *yamux.Config) (*yamux.Session, error)) (*Session, error) {
+func newSession(c *carrier.Carrier, cfg Config, side func(io.ReadWriteCloser, *yamux.Config) (*yamux.Session, error)) (*Session, error) {
 	cfg = cfg.withDefaults()
-	s := &Session{carrier: c, out: newJoiner(c), bound: make(map[wire.ID]*Stream)}
-	s.watch = watch(cfg.DeadAfter, func() { s.fail(ErrDead) })
+	s := &Session{carrier: c, out: newJoiner(c), bound: make(map[wire.ID]*Stream), deadAfter: cfg.DeadAfter, live: make(map[*Stream]struct{})}
+	s.watch = watch(cfg.DeadAfter, s.shrink, func() { s.fail(ErrDead) })
 	y, err := side(&muxConn{s: s, in: newFramer(&aliveReader{c, s.watch}, cfg.Window)}, cfg.yamux())
 	if err != nil {
 		s.watch.stop()
@@ -79,13 +91,15 @@ func (m *muxConn) Read(p []byte) (int, error) { return m.in.Read(p) }
 
 func (m *muxConn) Write(p []byte) (int, error) { return m.s.out.Write(p) }
 
+// Close is called by yamux as the first thing when it closes.
 func (m *muxConn) Close() error {
+	m.s.wakeAll()
 	m.s.out.close(ErrSessionClosed)
 	return m.s.carrier.Close()
 }
 
 // Carrier tells what the session runs on.
-func (s *Session) Carrier() *Carrier { return s.carrier }
+func (s *Session) Carrier() *carrier.Carrier { return s.carrier }
 
 // Done is closed when the session has ended, from whichever side.
 func (s *Session) Done() <-chan struct{} { return s.y.CloseChan() }
@@ -131,7 +145,7 @@ func (s *Session) OpenStream(ctx context.Context) (*Stream, error) {
 		if r.err != nil {
 			return nil, s.over(r.err)
 		}
-		return &Stream{y: r.y, s: s}, nil
+		return s.newStream(r.y), nil
 	case <-ctx.Done():
 		return nil, fmt.Errorf("open a stream: %w", context.Cause(ctx))
 	}
@@ -146,7 +160,7 @@ func (s *Session) AcceptStream(ctx context.Context) (*Stream, error) {
 		}
 		return nil, s.over(err)
 	}
-	return &Stream{y: y, s: s}, nil
+	return s.newStream(y), nil
 }
 
 // over is the error for a use of a session that has ended.
@@ -172,17 +186,21 @@ func (s *Session) fail(cause error) {
 	s.spawn(func() { _ = s.carrier.Close() }) // yamux's reader fails and closes the session
 }
 
-// CloseSoon ends the session after the control messages that wait. It does not
-// wait itself; whoever made the session must still Close it.
+// CloseSoon ends the session after the control messages that wait, or when the
+// other end does not take them for a while. It does not wait itself; whoever
+// made the session must still Close it.
 func (s *Session) CloseSoon() {
 	s.mu.Lock()
-	c := s.control
+	c, first := s.control, !s.ending
+	s.ending = true
 	s.mu.Unlock()
-	if c == nil {
+	switch {
+	case c == nil:
 		s.fail(ErrSessionClosed)
-		return
+	case first:
+		time.AfterFunc(2*closeGrace, func() { s.fail(ErrSessionClosed) })
+		c.Send(nil)
 	}
-	c.Send(nil)
 }
 
 // flush waits until what was written has left, for at most closeGrace.
@@ -202,9 +220,12 @@ func (s *Session) Close() error {
 	s.watch.stop()
 	if c != nil {
 		c.Send(nil)
-		timer := time.AfterFunc(closeGrace, func() { s.fail(ErrSessionClosed) })
+		hurry := time.AfterFunc(closeGrace, func() {
+			s.out.close(ErrSessionClosed)
+			_ = s.carrier.Close()
+		})
 		<-c.done
-		timer.Stop()
+		hurry.Stop()
 	}
 	s.flush()
 	err := s.y.Close()
@@ -248,6 +269,45 @@ func (s *Session) unbind(id wire.ID, st *Stream) {
 	}
 }
 
+func (s *Session) newStream(y *yamux.Stream) *Stream {
+	st := &Stream{y: y, s: s}
+	s.liveMu.Lock()
+	s.live[st] = struct{}{}
+	s.liveMu.Unlock()
+	if s.dead.Load() {
+		st.wake()
+	}
+	return st
+}
+
+func (s *Session) forget(st *Stream) {
+	s.liveMu.Lock()
+	defer s.liveMu.Unlock()
+	delete(s.live, st)
+}
+
+// wakeAll gets every waiter out of yamux. From the moment that yamux closes until
+// it has told its streams, who waits in one of them spins; with some hundred
+// streams that takes every processor for seconds.
+func (s *Session) wakeAll() {
+	s.dead.Store(true)
+	s.liveMu.Lock()
+	defer s.liveMu.Unlock()
+	for st := range s.live {
+		st.wake()
+	}
+}
+
+// shrink gives back the buffers of streams that hold nothing now. yamux keeps a
+// stream's buffer as large as it ever was, up to twice its window.
+func (s *Session) shrink() {
+	s.liveMu.Lock()
+	defer s.liveMu.Unlock()
+	for st := range s.live {
+		st.y.Shrink()
+	}
+}
+
 // watchdog calls dead when alive was not called for a whole period. It counts
 // ticks of a timer instead of asking the clock at each read.
 type watchdog struct {
@@ -259,7 +319,8 @@ type watchdog struct {
 
 const watchTicks = 7 // a period is noticed at most a seventh late
 
-func watch(period time.Duration, dead func()) *watchdog {
+// watch starts a watchdog that also calls each at every tick.
+func watch(period time.Duration, each, dead func()) *watchdog {
 	w := &watchdog{}
 	tick := period / watchTicks
 	var last uint64
@@ -267,6 +328,7 @@ func watch(period time.Duration, dead func()) *watchdog {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.timer = time.AfterFunc(tick, func() {
+		each()
 		if now := w.beats.Load(); now != last {
 			last, silent = now, 0
 		} else if silent++; silent >= watchTicks {

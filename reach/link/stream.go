@@ -35,6 +35,7 @@ type Stream struct {
 	readEnd  bool    // the other end's bytes are over: nothing left to drain
 	writeEnd bool    // our end was sent, or is about to be
 	draining bool    // somebody discards what still comes
+	drained  bool    // and has come to its end
 	readErr  error   // why Read may no longer be used
 	writeErr error   // why Write may no longer be used
 }
@@ -61,7 +62,21 @@ func (st *Stream) SetReadDeadline(t time.Time) error {
 	if st.readErr != nil {
 		return st.readErr
 	}
-	return st.y.SetReadDeadline(t)
+	st.setReadDeadline(t)
+	return nil
+}
+
+func (st *Stream) setReadDeadline(t time.Time) {
+	_ = st.y.SetReadDeadline(t) // cannot fail
+	if st.s.dead.Load() {
+		st.wake()
+	}
+}
+
+// wake makes calls that wait in yamux return, now and later.
+func (st *Stream) wake() {
+	_ = st.y.SetReadDeadline(aLongTimeAgo)
+	_ = st.y.SetWriteDeadline(aLongTimeAgo)
 }
 
 func (st *Stream) check(err *error) error {
@@ -71,7 +86,8 @@ func (st *Stream) check(err *error) error {
 }
 
 // Read gives the other end's bytes. io.EOF is its orderly end; a session that
-// died or a stream that was aborted is another error, never io.EOF.
+// died or a stream that was aborted is another error, never io.EOF. With an
+// empty p it waits until there is something to read, as yamux does.
 func (st *Stream) Read(p []byte) (int, error) {
 	st.reading.Lock()
 	defer st.reading.Unlock()
@@ -127,7 +143,7 @@ func (st *Stream) write(p []byte) (int, error) {
 // translate turns yamux's errors into ours.
 func (st *Stream) translate(err error) error {
 	switch {
-	case errors.Is(err, yamux.ErrTimeout):
+	case errors.Is(err, yamux.ErrTimeout) && !st.s.y.IsClosed():
 		return os.ErrDeadlineExceeded
 	case errors.Is(err, yamux.ErrConnectionReset):
 		return &ResetError{Code: wire.CodeClosed}
@@ -201,6 +217,7 @@ func (st *Stream) end(err error, write bool) (drain bool) {
 // other end still sends, so that yamux forgets the stream and no window of
 // dead bytes is held.
 func (st *Stream) finish(write, drain bool) {
+	defer st.settle()
 	if write {
 		defer st.s.unbind(st.ID(), st)
 		_ = st.y.Close()
@@ -210,12 +227,25 @@ func (st *Stream) finish(write, drain bool) {
 	}
 	st.reading.Lock() // the call that was woken is out, no other comes in
 	defer st.reading.Unlock()
-	_ = st.y.SetReadDeadline(time.Time{})
+	st.setReadDeadline(time.Time{})
 	buf := make([]byte, 4<<10)
 	for {
 		if _, err := st.y.Read(buf); err != nil {
-			return
+			break
 		}
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.drained = true
+}
+
+// settle makes the session forget the stream once both directions are over.
+func (st *Stream) settle() {
+	st.mu.Lock()
+	over := st.writeEnd && (st.readEnd || st.drained)
+	st.mu.Unlock()
+	if over {
+		st.s.forget(st)
 	}
 }
 

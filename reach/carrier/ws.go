@@ -1,4 +1,4 @@
-package link
+package carrier
 
 import (
 	"bufio"
@@ -8,18 +8,23 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/coder/websocket"
+
+	"github.com/hermes-reach/hermes-reach/reach/carrier/outer"
 )
 
 // wsStream is the payloads of binary messages, joined, as a byte stream. It is
 // for one reader and one writer, as yamux is.
 type wsStream struct {
-	ws   *websocket.Conn
-	cork *cork // nil where the library's writes are large already
-	msg  io.Reader
+	ws  *websocket.Conn
+	msg io.Reader
+	// over is between the WebSocket and TLS: the client's library masks through
+	// a buffer of 4 KiB, and TLS should see whole messages. Nil on the broker's
+	// end, where the library's writes are large already.
+	over  *outer.Cork
+	under *outer.Cork // below TLS
 }
 
 var errTextMessage = errors.New("a text message came where only binary ones may")
@@ -49,14 +54,10 @@ func (s *wsStream) Read(p []byte) (int, error) {
 }
 
 func (s *wsStream) Write(p []byte) (int, error) {
-	if s.cork != nil {
-		s.cork.hold()
-	}
+	s.over.Hold()
+	s.under.Hold()
 	err := s.ws.Write(context.Background(), websocket.MessageBinary, p)
-	if s.cork != nil {
-		err = errors.Join(err, s.cork.release())
-	}
-	if err != nil {
+	if err = errors.Join(err, s.over.Release(), s.under.Release()); err != nil {
 		return 0, err
 	}
 	return len(p), nil
@@ -69,7 +70,10 @@ func newWSCarrier(ws *websocket.Conn, conn net.Conn) (*Carrier, error) {
 	}
 	ws.SetReadLimit(-1) // messages are read as they come and never held whole
 	s := &wsStream{ws: ws}
-	s.cork, _ = conn.(*cork)
+	if s.over, _ = conn.(*outer.Cork); s.over != nil {
+		conn = s.over.Conn
+	}
+	s.under = outer.Under(conn)
 	abrupt := abruptClose(conn)
 	return &Carrier{
 		rw: s, transport: WSS, local: conn.LocalAddr(), remote: conn.RemoteAddr(),
@@ -80,9 +84,6 @@ func newWSCarrier(ws *websocket.Conn, conn net.Conn) (*Carrier, error) {
 // abruptClose closes the TCP connection below TLS: an alert would wait for a
 // link that hangs, and yamux says by itself what has ended.
 func abruptClose(conn net.Conn) func() error {
-	if c, ok := conn.(*cork); ok {
-		conn = c.Conn
-	}
 	if t, ok := conn.(*tls.Conn); ok {
 		conn = t.NetConn()
 	}
@@ -110,43 +111,4 @@ func (h *hijackSpy) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		*h.got = conn
 	}
 	return conn, rw, err
-}
-
-// cork gathers the small writes of the WebSocket client library, which masks
-// through a 4 KiB buffer, so that TLS sees whole messages.
-type cork struct {
-	net.Conn
-	mu   sync.Mutex // the library answers pings from its reader
-	held bool
-	buf  []byte
-}
-
-func newCork(c net.Conn) *cork { return &cork{Conn: c} }
-
-// hold keeps what is written until release.
-func (c *cork) hold() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.held = true
-}
-
-func (c *cork) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.held {
-		return c.Conn.Write(p)
-	}
-	c.buf = append(c.buf, p...)
-	return len(p), nil
-}
-
-func (c *cork) release() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.held = false
-	_, err := c.Conn.Write(c.buf)
-	if c.buf = c.buf[:0]; cap(c.buf) > 2*maxJoin {
-		c.buf = nil
-	}
-	return err
 }

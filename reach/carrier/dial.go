@@ -1,4 +1,4 @@
-package link
+package carrier
 
 import (
 	"bufio"
@@ -15,11 +15,15 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/hermes-reach/hermes-reach/reach/carrier/outer"
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
 // handshakeTimeout bounds one transport's way to an established carrier.
 const handshakeTimeout = 5 * time.Second
+
+// aLongTimeAgo is a deadline that has passed: it wakes what waits.
+var aLongTimeAgo = time.Unix(1, 0)
 
 // ErrNoProtocol2 says that what answers at the broker's address does not
 // speak protocol 2.
@@ -92,9 +96,7 @@ func (d *Dialer) outer(ctx context.Context) (*tls.Conn, error) {
 		cfg = d.TLS.Clone()
 	}
 	cfg.ServerName = d.URL.Host()
-	cfg.NextProtos = []string{"http/1.1"}
-	cfg.DynamicRecordSizingDisabled = true
-	conn := tls.Client(raw, cfg)
+	conn := outer.Client(raw, cfg)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, errors.Join(err, raw.Close())
 	}
@@ -110,14 +112,14 @@ func (d *Dialer) dialTLS(ctx context.Context) (*Carrier, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(aLongTimeAgo) })
 	r, err := d.upgrade(conn)
-	if !stop() && err == nil {
+	if !stop() {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		return nil, errors.Join(err, conn.NetConn().Close())
 	}
 	return &Carrier{
-		rw: &readerConn{r, conn}, close: conn.NetConn().Close, transport: TLS,
+		rw: &readerConn{r, &corked{conn, outer.Under(conn)}}, close: conn.NetConn().Close, transport: TLS,
 		local: conn.LocalAddr(), remote: conn.RemoteAddr(),
 	}, nil
 }
@@ -167,15 +169,15 @@ func retryAfter(resp *http.Response) time.Duration {
 
 // dialWSS makes the same byte stream out of binary WebSocket messages.
 func (d *Dialer) dialWSS(ctx context.Context) (*Carrier, error) {
-	var conn *tls.Conn
+	var over *outer.Cork
 	transport := &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var err error
-			conn, err = d.outer(ctx)
+			conn, err := d.outer(ctx)
 			if err != nil {
 				return nil, err
 			}
-			return newCork(conn), nil
+			over = outer.NewCork(conn)
+			return over, nil
 		},
 		Proxy: nil,
 	}
@@ -190,7 +192,7 @@ func (d *Dialer) dialWSS(ctx context.Context) (*Carrier, error) {
 		}
 		return nil, err
 	}
-	return newWSCarrier(ws, conn)
+	return newWSCarrier(ws, over)
 }
 
 // noRedirect keeps a credential's way from being chosen by whoever answers.
@@ -200,6 +202,22 @@ func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastRe
 type readerConn struct {
 	io.Reader
 	io.Writer
+}
+
+// corked writes to a TLS connection so that the records of one call leave in
+// one. It is for one writer, as the joiner is.
+type corked struct {
+	conn net.Conn
+	cork *outer.Cork
+}
+
+func (c *corked) Write(p []byte) (int, error) {
+	c.cork.Hold()
+	n, err := c.conn.Write(p)
+	if err = errors.Join(err, c.cork.Release()); err != nil {
+		return 0, err
+	}
+	return n, nil
 }
 
 // drainFirst gives what br holds, then the connection itself.

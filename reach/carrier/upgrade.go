@@ -1,4 +1,4 @@
-package link
+package carrier
 
 import (
 	"errors"
@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+
+	"github.com/hermes-reach/hermes-reach/reach/carrier/outer"
 )
 
 // Upgrade turns a request for ConnectPath into a carrier, by whichever of the
@@ -50,7 +52,7 @@ func upgradeTLS(w http.ResponseWriter) (*Carrier, error) {
 		return nil, errors.Join(fmt.Errorf("answer the upgrade: %w", err), conn.Close())
 	}
 	return &Carrier{
-		rw: &readerConn{drainFirst(rw.Reader, conn), conn}, close: abruptClose(conn), transport: TLS,
+		rw: &readerConn{drainFirst(rw.Reader, conn), &corked{conn, outer.Under(conn)}}, close: abruptClose(conn), transport: TLS,
 		local: conn.LocalAddr(), remote: conn.RemoteAddr(),
 	}, nil
 }

@@ -1,9 +1,18 @@
-package link
+// Package carrier brings one byte stream from a peer to a broker, whichever way
+// the network between them allows: over TLS after an HTTP/1.1 upgrade, or in
+// the binary messages of a WebSocket. What runs on the stream is package link's.
+//
+// Both ends are here: a Dialer tries the transports in order, Upgrade is the
+// broker's answer (docs/protocol/reach-v2.md, section Transports).
+package carrier
 
 import (
+	"crypto/tls"
 	"io"
 	"net"
 	"sync"
+
+	"github.com/hermes-reach/hermes-reach/reach/carrier/outer"
 )
 
 // A Transport says how a carrier crosses the network.
@@ -35,6 +44,10 @@ type Carrier struct {
 	local     net.Addr
 	remote    net.Addr
 }
+
+// Listener is TLS on what ln accepts, as a broker of transports tls and wss
+// serves it. cfg is cloned.
+func Listener(ln net.Listener, cfg *tls.Config) net.Listener { return outer.NewListener(ln, cfg) }
 
 // NewCarrier makes a carrier of any byte stream whose Close ends waiting calls.
 func NewCarrier(c net.Conn, t Transport) *Carrier {

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package outer
+
+import "net"
+
+func limitUnsent(net.Conn) {}
