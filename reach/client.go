@@ -210,7 +210,21 @@ func (c *Client) DialContext(ctx context.Context) (net.Conn, Path, error) {
 	if err != nil {
 		return nil, Path{}, err
 	}
-	return conn, r.Path, nil
+	return pinned{conn}, r.Path, nil
+}
+
+// closeGrace bounds how long a connection's Close tries to take leave: on a path
+// that takes nothing more, crypto/tls would wait 5 s.
+const closeGrace = time.Second
+
+// pinned is a connection that is the caller's.
+type pinned struct{ *tls.Conn }
+
+// Close closes the connection, in order where the path takes that at once.
+func (c pinned) Close() error {
+	hurry := time.AfterFunc(closeGrace, func() { _ = c.NetConn().Close() })
+	defer hurry.Stop()
+	return c.Conn.Close()
 }
 
 // HTTPClient is an http.Client over the best path that follows no redirects. It

@@ -87,7 +87,13 @@ func (a *aliveReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (m *muxConn) Read(p []byte) (int, error) { return m.in.Read(p) }
+func (m *muxConn) Read(p []byte) (int, error) {
+	n, err := m.in.Read(p)
+	if err != nil {
+		m.s.wakeAll() // yamux closes next
+	}
+	return n, err
+}
 
 func (m *muxConn) Write(p []byte) (int, error) { return m.s.out.Write(p) }
 
@@ -228,6 +234,7 @@ func (s *Session) Close() error {
 		hurry.Stop()
 	}
 	s.flush()
+	s.wakeAll()
 	err := s.y.Close()
 	s.out.close(ErrSessionClosed)
 	s.tasks.Wait()

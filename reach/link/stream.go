@@ -143,7 +143,7 @@ func (st *Stream) write(p []byte) (int, error) {
 // translate turns yamux's errors into ours.
 func (st *Stream) translate(err error) error {
 	switch {
-	case errors.Is(err, yamux.ErrTimeout) && !st.s.y.IsClosed():
+	case errors.Is(err, yamux.ErrTimeout) && !st.s.dead.Load():
 		return os.ErrDeadlineExceeded
 	case errors.Is(err, yamux.ErrConnectionReset):
 		return &ResetError{Code: wire.CodeClosed}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -158,9 +159,7 @@ func (p *path) try(ctx context.Context, s *service, method, typ, form string) er
 	if err != nil {
 		return err
 	}
-	for name, values := range p.header {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, p.header)
 	req.Header.Set("Accept-Encoding", "gzip")
 	res, err := p.client.RoundTrip(req)
 	if err != nil {
