@@ -52,6 +52,7 @@ func tryEcho(c net.Conn) error {
 // process is told and keeps off for a minute, and what it has under way may
 // finish for as long as Takeover.
 func TestNewerProcessTakesTheHostOver(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{Takeover: 500 * time.Millisecond})
 	var seen states
 	old := s.host(func(c *connector.Config) { c.Epoch, seen = 1, watchStates(c) }, echo)
@@ -149,6 +150,7 @@ func TestSlotIsReplaced(t *testing.T) {
 
 // TestSlotsShareTheLoad: a new stream goes where the fewest are.
 func TestSlotsShareTheLoad(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{})
 	me := wire.NewID()
 	slots := make([]*peer, 4)
@@ -187,6 +189,7 @@ func TestSlotsShareTheLoad(t *testing.T) {
 // TestSilentSlotIsPassedOver: a session that is dead without anybody knowing
 // costs the first dial some time and the next ones nothing.
 func TestSilentSlotIsPassedOver(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{Accept: 300 * time.Millisecond})
 	me := wire.NewID()
 	silent := s.mustRegister(s.asHost(0, 1, me))
@@ -236,6 +239,7 @@ func TestHostThatOpensStreams(t *testing.T) {
 // TestRefusedStreamsAreBounded: a device that opens streams and never closes
 // the refused ones loses its session, not the broker its memory.
 func TestRefusedStreamsAreBounded(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{CredentialStreams: 1})
 	client := s.mustRegister(s.asClient(s.stored(wire.KindRoute, "device")))
 	n := 0

@@ -344,14 +344,14 @@ func TestDeadLinkIsNoticed(t *testing.T) {
 		seen = watchStates(c)
 	}, echo)
 	d := s.route(c, "device", nil)
-	for range 2 {
-		conn := s.dial(d) // its traffic stands for the pings, which come every 10 s
-		tick := time.NewTicker(50 * time.Millisecond)
-		for range 40 {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for round := range 2 {
+		conn := s.dial(d)
+		for range 40 * (1 - round) { // its traffic stands for the pings, which come every 10 s
 			<-tick.C
 			echoes(t, conn)
 		}
-		tick.Stop()
 		if !c.Connected() {
 			t.Error("a line that works is given up")
 		}

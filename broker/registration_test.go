@@ -40,6 +40,7 @@ func open(t testing.TB, sess *link.Session) *link.Stream {
 }
 
 func TestRegistrationHasALimit(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{Register: 200 * time.Millisecond, Failures: 3})
 	for name, begin := range map[string]func(*link.Session){
 		"silence":      func(*link.Session) {},
@@ -67,6 +68,7 @@ func TestRegistrationHasALimit(t *testing.T) {
 // TestFirstMessageMustBeARegistration: anything else is answered with a code
 // that tells nothing, ends that session, and disturbs no other.
 func TestFirstMessageMustBeARegistration(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{})
 	c := s.host(nil, echo)
 	conn := s.dial(s.route(c, "device", nil))
@@ -123,6 +125,7 @@ func TestFirstMessageMustBeARegistration(t *testing.T) {
 // TestStrangersGetNoStreams: who has not registered cannot make the broker hold
 // what comes on further streams.
 func TestStrangersGetNoStreams(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{})
 	sess := s.session()
 	start := time.Now()
@@ -137,6 +140,7 @@ func TestStrangersGetNoStreams(t *testing.T) {
 // TestControlStreamForgives: what is not understood is answered once with
 // malformed and does no harm.
 func TestControlStreamForgives(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{})
 	publish := &wire.PublishRoute{RequestID: "r", CredentialID: "d", TokenSHA256: wire.DigestOf("t"), ExpiresAt: wire.ExpiryAt(time.Now().Add(time.Hour))}
 	for name, bad := range map[string]struct{ host, client string }{
@@ -246,6 +250,7 @@ func TestHealthCounts(t *testing.T) {
 // TestGuessingIsSlowedDown: failures are counted, successes are not, and the
 // answer says how long to wait.
 func TestGuessingIsSlowedDown(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{Failures: 3})
 	token := s.stored(wire.KindRoute, "device")
 	for range 10 {
@@ -290,7 +295,7 @@ func TestSilentSessionsAreFew(t *testing.T) {
 	s := newSite(t, broker.Limits{Pending: 2})
 	token := s.stored(wire.KindRoute, "device")
 	s.mustRegister(s.asClient(token))
-	s.mustRegister(s.asClient(token))
+	s.mustRegister(s.asHost(0, 1, wire.NewID()))
 	s.session()
 	silent := s.session()
 	res := s.get(t, carrier.ConnectPath, "Connection: Upgrade", "Upgrade: "+carrier.UpgradeToken)
@@ -305,6 +310,7 @@ func TestSilentSessionsAreFew(t *testing.T) {
 }
 
 func TestConnectionIDsAreUsedOnce(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{})
 	client, host := s.asClient(s.stored(wire.KindRoute, "device")), s.asHost(0, 1, wire.NewID())
 	for name, reg := range map[string]*wire.Register{"client": client, "host": host} {

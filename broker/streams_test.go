@@ -96,6 +96,7 @@ func TestIdleStreamsEnd(t *testing.T) {
 // TestHalfCloseIsKept: an end in one direction crosses the broker and leaves
 // the other one open, from either side.
 func TestHalfCloseIsKept(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{})
 	_, d, accepted := s.pair(nil)
 	for _, first := range []string{"device", "host"} {
@@ -126,6 +127,7 @@ func TestHalfCloseIsKept(t *testing.T) {
 
 // TestAbortsPassWithTheirCode from either end to the other.
 func TestAbortsPassWithTheirCode(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, broker.Limits{})
 	_, d, accepted := s.pair(nil)
 	for _, code := range []wire.Code{wire.CodeRevoked, "from_the_future"} {
@@ -150,7 +152,9 @@ func TestTruncationIsNoEnd(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, broker.Limits{})
 	cut := newCuts()
-	_, d, accepted := s.pair(func(c *connector.Config) { c.NetDial, c.Sessions = cut.dial, 1 })
+	var seen states
+	_, d, accepted := s.pair(func(c *connector.Config) { c.NetDial, c.Sessions, seen = cut.dial, 1, watchStates(c) })
+	seen.await(t, "connected", isConnected)
 	for range 3 { // each costs the host a longer wait
 		device := s.dial(d)
 		host := <-accepted
@@ -162,7 +166,7 @@ func TestTruncationIsNoEnd(t *testing.T) {
 		if _, err := io.Copy(io.Discard, device); err == nil {
 			t.Fatal("the host died and the device read a proper end")
 		}
-		eventually(t, "the host is back", func() bool { return s.broker.Status().Hosts == 1 && s.broker.Host(s.hostID).Streams == 0 })
+		seen.await(t, "connected again", isConnected)
 		_ = host.Close()
 	}
 	_, _, accepted2 := s.pair(func(c *connector.Config) { c.Epoch = 2 })

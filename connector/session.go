@@ -36,8 +36,8 @@ const (
 	headerTimeout  = 10 * time.Second
 	handoutTimeout = 10 * time.Second
 
-	// maxStreams bounds what a broker may open in one session, several times
-	// what an honest one does.
+	// maxStreams bounds what a broker may open in one session, twice what an
+	// honest one does by default.
 	maxStreams = 512
 
 	// lingerSlack is how much longer than the broker a session that only
@@ -101,7 +101,7 @@ func (c *Connector) pauseLeft() time.Duration {
 func backoff(failures int, err error) time.Duration {
 	var wait time.Duration
 	if failures > 0 {
-		wait = rand.N(min(maxDelay, firstDelay<<min(failures-1, 10)))
+		wait = rand.N(min(maxDelay, firstDelay<<min(failures-1, 10))) //nolint:gosec // it spreads, it hides nothing
 	}
 	if refused, ok := errors.AsType[*wire.RefusedError](err); ok {
 		if refused.Code == wire.CodeReplaced {

@@ -118,8 +118,8 @@ func (d *Dialer) dial(ctx context.Context) (conn net.Conn, fresh bool, err error
 		return nil, fresh, err
 	}
 	conn, err = d.open(ctx, cs.sess)
-	if err != nil && (cs.sess.Err() != nil || wire.CodeOf(err) == wire.CodeDraining) {
-		d.forget(cs)
+	if errors.Is(err, link.ErrSessionClosed) || wire.CodeOf(err) == wire.CodeDraining || err != nil && cs.sess.Err() != nil {
+		d.forget(cs) // also one that only begins to close
 	}
 	return conn, fresh, err
 }

@@ -154,11 +154,7 @@ func FuzzRequest(f *testing.F) {
 	f.Add(goodAdd)
 	f.Add(`{"name":"x"}`)
 	f.Fuzz(func(t *testing.T, body string) {
-		req, err := decodeRequest[addRequest](http.MaxBytesReader(httptest.NewRecorder(), http.NoBody, maxRequest))
-		if err == nil {
-			t.Fatal("nothing is a request")
-		}
-		req, err = decodeRequest[addRequest](strings.NewReader(body))
+		req, err := decodeRequest[addRequest](strings.NewReader(body))
 		if err != nil {
 			return
 		}

@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 
 	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
@@ -75,7 +76,7 @@ func openFile(path string, readOnly bool) (db *bbolt.DB, err error) {
 // others are the operating system's.
 func damaged(err error) error {
 	var path *fs.PathError
-	if errors.Is(err, bbolt.ErrTimeout) || errors.Is(err, ErrDamaged) || errors.As(err, &path) {
+	if errors.Is(err, berrors.ErrTimeout) || errors.Is(err, ErrDamaged) || errors.As(err, &path) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrDamaged, err)

@@ -2,6 +2,7 @@ package store
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -139,15 +140,15 @@ func checkAfterCrash(t *testing.T, s *Store, key, last string) {
 	// The next step may have been done without being said any more.
 	switch last {
 	case "published":
-		if owner != nil && owner != ErrReplayed {
+		if owner != nil && !errors.Is(owner, ErrReplayed) {
 			t.Errorf("%s was published: %v", key, owner)
 		}
 	case "bound":
-		if stranger != ErrReplayed || owner != nil && owner != ErrReplayed {
+		if !errors.Is(stranger, ErrReplayed) || owner != nil && !errors.Is(owner, ErrReplayed) {
 			t.Errorf("%s was bound: a stranger gets %v, its owner %v", key, stranger, owner)
 		}
 	case "revoked":
-		if stranger != ErrReplayed || owner != ErrReplayed {
+		if !errors.Is(stranger, ErrReplayed) || !errors.Is(owner, ErrReplayed) {
 			t.Errorf("%s was used and revoked: a stranger gets %v, its owner %v", key, stranger, owner)
 		}
 	}

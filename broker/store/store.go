@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
@@ -82,7 +83,7 @@ func Open(path string, now func() time.Time) (*Store, error) {
 		now = time.Now
 	}
 	s, err := open(path, now)
-	if errors.Is(err, bbolt.ErrTimeout) {
+	if errors.Is(err, berrors.ErrTimeout) {
 		err = ErrLocked
 	}
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -246,6 +247,37 @@ func TestAbortNamesItsReason(t *testing.T) {
 		}
 		_ = s.Close()
 	}
+}
+
+// TestResetBeforeBind: an abort that crosses the message which names the stream
+// is not lost.
+func TestResetBeforeBind(t *testing.T) {
+	e, _, _ := conns(t)
+	cs, ss := e.open(t)
+	id := wire.NewID()
+	ss.Bind(id)
+	ss.Abort(wire.CodeRevoked)
+	for e.client.early1(id) == "" { // the reset is there
+		runtime.Gosched()
+	}
+	cs.Bind(id)
+	var reset *ResetError
+	if _, err := cs.Read(make([]byte, 1)); !errors.As(err, &reset) || reset.Code != wire.CodeRevoked {
+		t.Errorf("Read = %v, want a reset with code revoked", err)
+	}
+	for range 3 * earlyResets { // resets of streams that never were hold little
+		e.client.Reset(wire.NewID(), wire.CodeRevoked)
+	}
+	if n := len(e.client.early); n > earlyResets {
+		t.Errorf("%d early resets are kept", n)
+	}
+	_ = cs.Close()
+}
+
+func (s *Session) early1(id wire.ID) wire.Code {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.early[id]
 }
 
 func TestSessionDeathIsNoOrderlyEnd(t *testing.T) {

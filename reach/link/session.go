@@ -31,6 +31,7 @@ type Session struct {
 
 	mu      sync.Mutex
 	bound   map[wire.ID]*Stream
+	early   map[wire.ID]wire.Code // resets of streams that are not bound yet
 	control *Control
 	ending  bool  // CloseSoon was called
 	closing bool  // Close was called: nothing is started any more
@@ -54,7 +55,7 @@ func Server(c *carrier.Carrier, cfg Config) (*Session, error) {
 
 func newSession(c *carrier.Carrier, cfg Config, side func(io.ReadWriteCloser, *yamux.Config) (*yamux.Session, error)) (*Session, error) {
 	cfg = cfg.withDefaults()
-	s := &Session{carrier: c, out: newJoiner(c), bound: make(map[wire.ID]*Stream), deadAfter: cfg.DeadAfter, live: make(map[*Stream]struct{})}
+	s := &Session{carrier: c, out: newJoiner(c), bound: make(map[wire.ID]*Stream), early: make(map[wire.ID]wire.Code), deadAfter: cfg.DeadAfter, live: make(map[*Stream]struct{})}
 	s.watch = watch(cfg.DeadAfter, s.shrink, func() { s.fail(ErrDead) })
 	y, err := side(&muxConn{s: s, in: newFramer(&aliveReader{c, s.watch}, cfg.Window)}, cfg.yamux())
 	if err != nil {
@@ -252,10 +253,21 @@ func (s *Session) spawn(f func()) bool {
 	return true
 }
 
-// Reset applies a `reset` message that came on the control stream.
+// earlyResets bounds the resets that are kept for streams not yet bound.
+const earlyResets = 256
+
+// Reset applies a `reset` message that came on the control stream. One for a
+// stream that is not bound yet is kept for a while: it crosses the message that
+// names the stream, and lost it would leave an orderly end in its place.
 func (s *Session) Reset(id wire.ID, code wire.Code) {
 	s.mu.Lock()
 	st := s.bound[id]
+	if st == nil {
+		if len(s.early) >= earlyResets {
+			clear(s.early)
+		}
+		s.early[id] = code
+	}
 	s.mu.Unlock()
 	if st != nil {
 		st.peerReset(code)
@@ -264,8 +276,13 @@ func (s *Session) Reset(id wire.ID, code wire.Code) {
 
 func (s *Session) bind(id wire.ID, st *Stream) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.bound[id] = st
+	code, early := s.early[id]
+	delete(s.early, id)
+	s.mu.Unlock()
+	if early {
+		st.peerReset(code)
+	}
 }
 
 func (s *Session) unbind(id wire.ID, st *Stream) {
