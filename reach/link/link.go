@@ -65,7 +65,9 @@ var (
 type Config struct {
 	// Window overrides Window; 0 keeps it. At least 256 KiB.
 	Window int
-	// DeadAfter overrides DeadAfter; 0 keeps it.
+	// DeadAfter overrides DeadAfter; 0 keeps it. A shorter one makes pings come
+	// more often, and must be the same at both ends: each is kept alive by the
+	// pings of the other.
 	DeadAfter time.Duration
 	// Log gets what goes wrong inside the session; nil discards it.
 	Log *slog.Logger
@@ -88,7 +90,7 @@ func (c Config) yamux() *yamux.Config {
 	return &yamux.Config{
 		AcceptBacklog:          backlog,
 		EnableKeepAlive:        true,
-		KeepAliveInterval:      PingInterval,
+		KeepAliveInterval:      min(PingInterval, c.DeadAfter*2/7), // three and a half fit
 		ConnectionWriteTimeout: writeTimeout,
 		MaxStreamWindowSize:    uint32(c.Window),
 		StreamOpenTimeout:      openTimeout,

@@ -1,13 +1,17 @@
-// Package stalltest holds the row mux-stall of the failure kinds. It is a
-// package of its own because yamux keeps timers in a package variable: one
-// synctest bubble is all that a test process may have.
+// Package stalltest holds the row mux-stall of the failure kinds, in virtual
+// time. yamux keeps timers in a package variable, so one synctest bubble is all
+// that a process may have: the test runs itself in one of its own.
 package stalltest
 
 import (
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,6 +25,9 @@ import (
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
+// inBubble marks the process that is for the bubble.
+const inBubble = "STALLTEST_IN_BUBBLE"
+
 const (
 	echoes   = 20
 	bulk     = 30 << 20 // each way: more than twelve minutes of this link
@@ -31,6 +38,16 @@ const (
 // reads, 30 MB go each way, the link freezes for 15 s, and 20 echo streams go
 // on all the while, p99 under 2 s outside the freeze.
 func TestMuxStall(t *testing.T) {
+	if os.Getenv(inBubble) == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMuxStall$", "-test.v",
+			fmt.Sprintf("-test.cpu=%d", runtime.GOMAXPROCS(0)))
+		cmd.Env = append(os.Environ(), inBubble+"=1", "GORACE=atexit_sleep_ms=0")
+		out, err := cmd.CombinedOutput()
+		if t.Logf("%s", out); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t)
 		dead, deadPeer := s.open(t)

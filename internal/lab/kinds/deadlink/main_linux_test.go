@@ -2,15 +2,16 @@ package deadlink
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/exec"
+	"syscall"
 	"testing"
 	"time"
-
-	"crypto/tls"
 
 	"go.uber.org/goleak"
 
@@ -37,7 +38,32 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if os.Geteuid() != 0 && os.Getenv(againEnv) == "" {
+		os.Exit(again())
+	}
 	goleak.VerifyTestMain(m)
+}
+
+// againEnv marks the run inside a user namespace.
+const againEnv = "KINDS_DEADLINK_AGAIN"
+
+// again runs this binary as root of a user namespace: network namespaces are
+// root's to make, and anybody may be root in one of his own.
+func again() int {
+	cmd := exec.Command(os.Args[0], os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), againEnv+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
+	}
+	err := cmd.Run()
+	if cmd.ProcessState == nil {
+		fmt.Fprintf(os.Stderr, "this test makes network namespaces: run it as root, or allow user namespaces (%v)\n", err)
+		return 1
+	}
+	return cmd.ProcessState.ExitCode()
 }
 
 // serveBroker is the broker's process. It ends when its standard input does, so
