@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/hermes-reach/hermes-reach/connector"
+	"github.com/hermes-reach/hermes-reach/internal/localsock"
 	"github.com/hermes-reach/hermes-reach/reach/wire"
 )
 
@@ -70,6 +71,11 @@ func (e *Enrolled) Add(line wire.HostLine) (EnrolledBroker, error) {
 		return EnrolledBroker{}, errors.New("this broker has a certificate of its own making, which this version " +
 			"cannot check: start it with --tls-cert and --tls-key and add the host again")
 	}
+	unlock, err := e.lock()
+	if err != nil {
+		return EnrolledBroker{}, err
+	}
+	defer unlock()
 	brokers, err := e.List()
 	if err != nil {
 		return EnrolledBroker{}, err
@@ -99,6 +105,11 @@ func (b EnrolledBroker) path() string {
 // Remove forgets a broker, named by its URL, its host:port, or its host where
 // that is clear.
 func (e *Enrolled) Remove(name string) error {
+	unlock, err := e.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	brokers, err := e.List()
 	if err != nil {
 		return err
@@ -127,6 +138,19 @@ func (e *Enrolled) Remove(name string) error {
 		known = append(known, b.URL.HostPort())
 	}
 	return fmt.Errorf("this host is not enrolled with a broker %q: it is with %s", name, strings.Join(known, ", "))
+}
+
+// lock keeps a second change of the list out until this one is written: of two
+// at once, each would write what it had read and one be lost.
+func (e *Enrolled) lock() (unlock func(), err error) {
+	l, err := localsock.Lock(e.path + ".lock")
+	if errors.Is(err, localsock.ErrLocked) {
+		return nil, fmt.Errorf("another command is changing the list of brokers, try again: %w", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("change the list of brokers: %w", err)
+	}
+	return func() { _ = l.Close() }, nil
 }
 
 func (e *Enrolled) save(brokers []EnrolledBroker) error {
